@@ -30,10 +30,9 @@ class _Coders(threading.local):
 _coders: Final = _Coders()
 
 
-def _raise_if_memory(error: zstandard.ZstdError) -> None:
-    """Raise `MemoryError` if that is all that is wrong: zstd says so in its text only."""
-    if "not enough memory" in str(error):
-        raise MemoryError from None
+def _is_for_memory(error: zstandard.ZstdError) -> bool:
+    """Whether zstd could not get memory: it says so in its text only."""
+    return "not enough memory" in str(error)
 
 
 def compress_if_smaller(raw: bytes) -> bytes | None:
@@ -44,8 +43,7 @@ def compress_if_smaller(raw: bytes) -> bytes | None:
     try:
         frame = _coders.compressor.compress(raw)
     except zstandard.ZstdError as error:
-        _raise_if_memory(error)
-        raise  # pragma: no cover - nothing else makes compressing fail
+        raise (MemoryError() if _is_for_memory(error) else error) from None
     return frame if len(frame) * 20 <= size * 19 else None
 
 
@@ -66,10 +64,7 @@ def inflate(frame: bytes, raw_bytes: int) -> bytes:
             raise OpenError("size")
         if stated.window_size > WINDOW_BYTES_MAX:  # the decoder itself looks only where it needs a window
             raise OpenError("format")
-        raw = _coders.decompressor.decompress(frame, max_output_size=raw_bytes, allow_extra_data=False)
+        # What comes out is as long as the frame states: zstd raises otherwise.
+        return _coders.decompressor.decompress(frame, max_output_size=raw_bytes, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        _raise_if_memory(error)
-        raise OpenError("format") from None
-    if len(raw) != raw_bytes:  # pragma: no cover - zstd compares with what the frame states, which is this
-        raise OpenError("size")
-    return raw
+        raise (MemoryError() if _is_for_memory(error) else OpenError("format")) from None

@@ -65,13 +65,8 @@ class KeyScope(IntEnum):
 class Header:
     """The first 12 bytes of an envelope.
 
-    Attributes:
-        suite: The cipher of the body.
-        flags: How the body was prepared.
-        kind: What the envelope holds.
-        scope: Whose key sealed it.
-        key_version: Which version of that key, 1 to 2^32 - 1.
-        envelope_version: The format's own version.
+    ``key_version`` is from 1 to 2^32 - 1, of the key whose ``scope`` sealed it; ``envelope_version`` is the format's
+    own.
     """
 
     suite: Suite

@@ -83,11 +83,7 @@ class ExportForOtherTenant(CryptoError):
 
 
 class ExportUnbound(CryptoError):
-    """An export is of a format that names a deployment and no tenant; nobody answered for this one.
-
-    Attributes:
-        export_id: Which one.
-    """
+    """An export is of a format that names a deployment and no tenant; nobody answered for this one."""
 
     def __init__(self, export_id: UUID) -> None:
         super().__init__(f"export {export_id} names no tenant")

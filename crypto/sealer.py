@@ -81,18 +81,6 @@ class Sealer:
         keys: SubjectKeys,
         suite: Suite = Suite.COBBLESTONE_256,
     ) -> None:
-        """Bind keys to their owner.
-
-        Args:
-            deployment_id: This deployment.
-            tenant_id: From the authenticated principal.
-            subject_id: From the authenticated principal.
-            keys: The subject's keys.
-            suite: The cipher that seals; opening follows the envelope.
-
-        Raises:
-            ValueError: The subject is empty, or there is no data key of the active version.
-        """
         if not subject_id:
             raise ValueError("a sealer needs a subject")
         if keys.active_key_version not in keys.data:
@@ -122,8 +110,7 @@ class Sealer:
 
         Row keys and the id key are mixed (`SecretKey.mix`), hence every envelope, content id, boundary and MAC.
 
-        Args:
-            share: 32 random bytes that the client keeps; whoever can guess them is not kept out.
+        The share is 32 random bytes that the client keeps; whoever can guess them is not kept out.
 
         Raises:
             ValueError: There are not 32 of them, or this sealer is mixed with a share already.

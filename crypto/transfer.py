@@ -88,12 +88,7 @@ class TransferPublicKey:
 
 @dataclass(frozen=True, slots=True)
 class TransferRecipient:
-    """Who may take an export in.
-
-    Attributes:
-        public_key: Of the receiving deployment.
-        tenant_id: The tenant there.
-    """
+    """Who may take an export in."""
 
     public_key: TransferPublicKey
     tenant_id: UUID
@@ -199,13 +194,13 @@ class ExportSealer:
     def write(self, data: BytesLike) -> bytes:
         """Take content; returns what is sealed by now, perhaps nothing."""
         self._pending += data
-        whole = len(self._pending) // cobblestone.CHUNK_BYTES * cobblestone.CHUNK_BYTES
+        chunks_end = len(self._pending) // cobblestone.CHUNK_BYTES * cobblestone.CHUNK_BYTES
         with memoryview(self._pending) as source:
             sealed = b"".join(
                 self._chunks.seal_next(source[at : at + cobblestone.CHUNK_BYTES])
-                for at in range(0, whole, cobblestone.CHUNK_BYTES)
+                for at in range(0, chunks_end, cobblestone.CHUNK_BYTES)
             )
-        del self._pending[:whole]
+        del self._pending[:chunks_end]
         return sealed
 
     def finish(self) -> bytes:
@@ -264,11 +259,11 @@ class ExportOpener:
         if self._opener is None and not self._begin():
             return b""
         size = cobblestone.SEALED_CHUNK_BYTES
-        whole = len(self._pending) // size * size
+        chunks_end = len(self._pending) // size * size
         with memoryview(self._pending) as source:
             # A full chunk is never the last one.
-            opened = b"".join(self._open(source[at : at + size]) for at in range(0, whole, size))
-        del self._pending[:whole]
+            opened = b"".join(self._open(source[at : at + size]) for at in range(0, chunks_end, size))
+        del self._pending[:chunks_end]
         return opened
 
     def finish(self) -> bytes:

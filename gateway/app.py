@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -47,7 +48,7 @@ from storage.concurrency.turns import loop_turn
 from storage.encoding import encode_json
 from storage.format.leaves import OFFLOAD_BYTES_MIN
 from storage.model import Bucket
-from storage.service import Store, StoreOptions
+from storage.service import DEFAULT_OPTIONS, Store, StoreOptions
 
 # With gc.freeze(): twice the requests a second as by default, a seventh of the p99 (measured). The second number bounds
 # how much garbage of refused requests, whose exceptions are cycles, one pass of the collector finds: 20 made it 0.3 s.
@@ -65,7 +66,7 @@ class Gateway:
     """The ASGI application.
 
     Args:
-        services: Its parts, for whoever runs it (`services.drain`, `services.metrics`).
+        services: The parts of the process (`services.drain`, `services.metrics`).
         background: Whether it also does what any process may do for all of them (`gateway.background`).
     """
 
@@ -173,21 +174,21 @@ class Gateway:
         await asyncio.sleep(delay_seconds)
         return delay_seconds
 
-    def _tell(self, scope: Scope, found: Route | None, facts: Facts, seconds: float) -> None:
+    def _tell(self, scope: Scope, route: Route | None, facts: Facts, seconds: float) -> None:
         """Count and log an answered request."""
         metrics = self.services.metrics
         method: str = scope["method"]
-        route = UNMATCHED if found is None else found.operation.path
+        path = UNMATCHED if route is None else route.operation.path
         if scope["path"] in PROBE_PATHS:  # they come every few seconds, and say nothing of what clients get
-            metrics.probed(route, facts.status)
+            metrics.probed(path, facts.status)
             log = _log.debug
         else:
-            metrics.request(route, method, facts.status, seconds)
+            metrics.request(path, method, facts.status, seconds)
             log = _log.info if facts.status < 500 else _log.error if facts.status == 500 else _log.warning
         log(
             "request",
             method=method if method.isascii() and len(method) <= 16 else "other",
-            route=route,
+            route=path,
             status=facts.status,
             code=facts.code,
             seconds=round(seconds, 6),
@@ -263,11 +264,11 @@ def create_app(
     """Wire an application around an open store. The store's life is the caller's (see `open_app`).
 
     Args:
-        settings: What the process was told.
+        settings: The settings of the process.
         store: The open store.
         probes: Probes of what ``/readyz`` shows beside the database.
         metrics: The registry that storage observes into already, or None for a new one.
-        clock: What the expiry of keys is compared with.
+        clock: The clock that the expiry of keys is compared with.
         background: Whether it does what any process may do for all of them.
     """
     metrics = metrics or Metrics()
@@ -303,16 +304,14 @@ async def open_app(
     settings: Settings,
     *,
     metrics: Metrics | None = None,
-    embedded: bool = False,
     state_schemas: Path | None = None,
     background: bool = True,
 ) -> AsyncIterator[Gateway]:
     """Open the root key, the object store and the store, wire an application around them, and close them in the end.
 
     Args:
-        settings: What the process was told.
+        settings: The settings of the process.
         metrics: The registry to observe into, or None for a new one.
-        embedded: Whether a database that does not fsync is accepted.
         state_schemas: A folder of the deployment's own steps in Python, beside those that are installed.
         background: As for `create_app`.
 
@@ -324,6 +323,43 @@ async def open_app(
     """
     give_large_buffers_back()
     metrics = metrics or Metrics()
+    options = StoreOptions(
+        observer=metrics,
+        offload_bytes_min=offload_bytes_min(settings.s3_url),
+        steps_folder=state_schemas,
+        traceable=settings.traceable,
+        default_quotas=DefaultQuotas(settings.default_blob_quota, settings.default_row_quota),
+    )
+    opening = open_store(settings, settings.database_connections_max, options=options)
+    async with opening as (store, probes):
+        if ships_steps(state_schemas):
+            await _try_steps(store)
+        connections = store.unit_of_work
+        metrics.bounded("database_connections", connections.connections_max, lambda: connections.connections_used)
+        yield create_app(settings, store=store, probes=probes, metrics=metrics, background=background)
+
+
+@asynccontextmanager
+async def open_store(
+    settings: Settings,
+    connections_max: int,
+    *,
+    options: StoreOptions = DEFAULT_OPTIONS,
+    restored: bool = False,
+) -> AsyncIterator[tuple[Store, Probes]]:
+    """Open the root key, the object stores and the store that the settings name, and close them in the end.
+
+    Args:
+        settings: The settings of the process.
+        connections_max: The number of connections in the pool.
+        options: The options of the store that the settings do not give.
+        restored: As for `Store.open`.
+
+    Raises:
+        SetupError: the database is not set up as it must be.
+        RootKeyInvalid: the root key cannot be used.
+        SettingsError: an object store's URL is wrong.
+    """
     async with contextlib.AsyncExitStack() as stack:
         root_key = create_root_key(settings.root_key)
         stack.push_async_callback(root_key.aclose)
@@ -333,34 +369,20 @@ async def open_app(
             settings.database_url,
             root_key=root_key,
             deployment_id=settings.deployment_id,
-            connections_max=settings.database_connections_max,
-            durable=not embedded,
-            options=StoreOptions(
-                blobs=blobs,
-                archive=archive,
-                observer=metrics,
-                backup_retention_days=settings.backup_retention_days,
-                offload_bytes_min=offload_bytes_min(settings.s3_url),
-                steps_folder=state_schemas,
-                traceable=settings.traceable,
-                default_quotas=DefaultQuotas(settings.default_blob_quota, settings.default_row_quota),
+            connections_max=connections_max,
+            restored=restored,
+            options=replace(
+                options, blobs=blobs, archive=archive, backup_retention_days=settings.backup_retention_days
             ),
         )
         stack.push_async_callback(store.close)
-        if ships_steps(state_schemas):
-            await _try_steps(store)
-        connections = store.unit_of_work
-        metrics.bounded("database_connections", connections.connections_max, lambda: connections.connections_used)
-        yield create_app(
-            settings,
-            store=store,
-            probes=Probes(
-                blobs=None if blobs is None else _blobs_healthy(blobs),
-                archive=None if archive is None else _blobs_healthy(archive),
+        yield (
+            store,
+            Probes(
+                blobs=None if blobs is None else _healthy(blobs),
+                archive=None if archive is None else _healthy(archive),
                 root_key=_healthy(root_key),
             ),
-            metrics=metrics,
-            background=background,
         )
 
 
@@ -416,17 +438,9 @@ def offload_bytes_min(url: str | None) -> int:
     return S3Location.parse(url).offload_bytes_min or OFFLOAD_BYTES_MIN
 
 
-def _blobs_healthy(blobs: BlobStore) -> Probe:
+def _healthy(part: BlobStore | RootKey) -> Probe:
     async def probe() -> bool:
-        await blobs.health()  # raises when it is not
-        return True
-
-    return probe
-
-
-def _healthy(root_key: RootKey) -> Probe:
-    async def probe() -> bool:
-        await root_key.health()  # raises when it is not
+        await part.health()  # raises when it is not
         return True
 
     return probe

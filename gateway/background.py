@@ -33,7 +33,7 @@ async def in_the_background(services: Services, *, for_all: bool) -> AsyncIterat
     """Run the loops while the block runs.
 
     Args:
-        services: Whose store and metrics.
+        services: The parts of the process.
         for_all: Also what any process may do for all of them; without: only what this process noted down itself.
     """
     store, metrics = services.store, services.metrics

@@ -78,10 +78,10 @@ class Readiness:
     """Probes the dependencies, at most once a second.
 
     Args:
-        store: Whose database is asked.
+        store: The store whose database is asked.
         drain: Whether the process is on its way out.
-        metrics: Where probes are recorded.
-        outcomes: What became of the last writes of the process.
+        metrics: The metrics that record probes.
+        outcomes: The outcomes of the last writes of the process.
         probes: Probes of what is reported and does not count.
         probe_seconds_max: How long a probe may take; then what it asks is down.
     """
@@ -152,19 +152,19 @@ class Readiness:
 
     async def _probe(self) -> None:
         others = {name: probe for name, probe in self._probes.items() if probe is not None}
-        self._database, *found = await asyncio.gather(
+        self._database, *states = await asyncio.gather(
             self._is_up("database", self._ask_database), *(self._is_up(*other) for other in others.items())
         )
-        self._others = dict(zip(others, found, strict=True))
+        self._others = dict(zip(others, states, strict=True))
 
     async def _ask_database(self) -> bool:
-        found = await self._store.health()
-        self._revision, self._revision_ok = found.db_revision, found.revision_ok
-        self._features_known = found.writable and not found.unknown_features
-        self._unlocked = found.unlocked
-        self._history = found.history
-        self._note_clock(found.clock)
-        return found.writable
+        health = await self._store.health()
+        self._revision, self._revision_ok = health.db_revision, health.revision_ok
+        self._features_known = health.writable and not health.unknown_features
+        self._unlocked = health.unlocked
+        self._history = health.history
+        self._note_clock(health.clock)
+        return health.writable
 
     def _note_clock(self, offset: ClockOffset | None) -> None:
         before, self._clock = self._clock, offset

@@ -62,7 +62,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         database_url: PostgreSQL as the serving role (neither superuser nor owner).
-        root_key: What wraps tenant keys: ``file:...``, ``aws-kms:...`` or ``vault:...``.
+        root_key: The key that wraps tenant keys: ``file:...``, ``aws-kms:...`` or ``vault:...``.
         api_key_pepper: At least 32 bytes, mixed into every stored API key.
         api_key_pepper_version: The pepper's number.
         api_key_peppers_accepted: Other peppers, by which keys are checked too.
@@ -70,8 +70,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         database_connections_max: Connections of this process.
         s3_url: Bucket of blobs. None: values stay in PostgreSQL.
         archive_url: Bucket of archived threads. None: nothing is archived.
-        listen: Where the API listens.
-        metrics_listen: Where Prometheus scrapes; never the API's address. None: nowhere.
+        listen: The address of the API.
+        metrics_listen: The address that Prometheus scrapes; never the API's. None: there is none.
         public_url: How clients reach the API, without a trailing slash; where nothing is said, at `listen`.
         requests_in_flight_max: Requests at once; more are answered 503 ``overloaded``.
         drain_seconds: How long to keep serving after a stop was asked for.
@@ -140,27 +140,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             SettingsError: a variable is missing or wrong.
         """
-        given, faults = parse(environ)
+        values, faults = parse(environ)
         if faults:
             raise SettingsError("\n".join(faults))
-        given.pop(_OWNER_URL, None)
-        return cls(**given)
+        values.pop(_OWNER_URL, None)
+        return cls(**values)
 
 
 def parse(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
     """What can be used of ``environ``, by the names of `Settings`' attributes, and what is missing or wrong in it."""
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     faults = []
     for name, parser in _PARSERS.items():
         try:
             if (text := _text(environ, name)) is not None:
-                given[name] = parser(name, text)
+                values[name] = parser(name, text)
             elif hint := _REQUIRED.get(name):
                 also = f" or {_variable(name)}_FILE" if name in SECRETS else ""
                 faults.append(f"{_variable(name)}{also} is not set; {hint}")
         except SettingsError as fault:
             faults.append(str(fault))
-    return given, faults
+    return values, faults
 
 
 def owner_url(environ: Mapping[str, str]) -> str | None:
@@ -262,15 +262,15 @@ def _pepper(name: str, text: str) -> bytes:
 
 
 def _peppers(name: str, text: str) -> tuple[Pepper, ...]:
-    found = {}
+    peppers = {}
     for each in text.split():
         number, colon, pepper = each.partition(":")
         if not colon or not number.isascii() or not number.isdigit() or not 1 <= int(number) <= _PEPPERS_MAX:
             raise _wrong(name, "must be peppers with their numbers: 1:<hex> 2:<hex>")
-        if int(number) in found:
+        if int(number) in peppers:
             raise _wrong(name, f"names version {int(number)} twice")
-        found[int(number)] = Pepper(int(number), _pepper(name, pepper))
-    return tuple(found.values())
+        peppers[int(number)] = Pepper(int(number), _pepper(name, pepper))
+    return tuple(peppers.values())
 
 
 def _uuid(name: str, text: str) -> UUID:

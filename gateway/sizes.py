@@ -18,10 +18,10 @@ def parse_size(text: str) -> int:
     Raises:
         ValueError: it names none below 8 EiB.
     """
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
         raise ValueError
-    size = Decimal(found[1]) * _UNITS[(found[2] or "b").lower()]
+    size = Decimal(match[1]) * _UNITS[(match[2] or "b").lower()]
     if size != int(size) or size > SIZE_MAX:
         raise ValueError
     return int(size)

@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from importlib.metadata import version
 from socketserver import ThreadingMixIn
 from typing import Any
@@ -70,131 +71,113 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._counter = partial(Counter, registry=self.registry)
+        self._gauge = partial(Gauge, registry=self.registry)
+        self._histogram = partial(Histogram, buckets=_SECONDS, registry=self.registry)
         ProcessCollector(registry=self.registry)
-        Gauge("stateroom_build_info", "1: this build runs.", ["version", "db_revision"], registry=self.registry).labels(
+        self._gauge("stateroom_build_info", "1: this build runs.", ["version", "db_revision"]).labels(
             build(), db_revision_required()
         ).set(1)
-        self._limit = Gauge(
-            "stateroom_limit", "What this process admits at most at once.", ["limit"], registry=self.registry
-        )
-        self._limit_used = Gauge(
-            "stateroom_limit_used", "What of a limit is in use now.", ["limit"], registry=self.registry
-        )
-        self._round_ended = Gauge(
+        self._limit = self._gauge("stateroom_limit", "What this process admits at most at once.", ["limit"])
+        self._limit_used = self._gauge("stateroom_limit_used", "What of a limit is in use now.", ["limit"])
+        self._round_ended = self._gauge(
             "stateroom_round_success_timestamp_seconds",
             "When this process last ended a round of background work well, since 1970.",
             ["round"],
-            registry=self.registry,
         )
-        self.probes_total = Counter(
-            "stateroom_probes_total", "Questions to /livez and /readyz.", ["route", "status"], registry=self.registry
+        self.probes_total = self._counter(
+            "stateroom_probes_total", "Questions to /livez and /readyz.", ["route", "status"]
         )
-        self.request_seconds = Histogram(
-            "stateroom_request_seconds", "Time to answer.", ["route", "method", "status"],
-            buckets=_SECONDS, registry=self.registry,
-        )  # fmt: skip
-        self.commit_seconds = Histogram(
-            "stateroom_commit_seconds", "Time of COMMIT.", buckets=_SECONDS, registry=self.registry
+        self.request_seconds = self._histogram(
+            "stateroom_request_seconds", "Time to answer.", ["route", "method", "status"]
         )
-        self.pool_wait_seconds = Histogram(
-            "stateroom_pool_wait_seconds",
-            "Wait for a database connection.",
-            buckets=_SECONDS,
-            registry=self.registry,
+        self.commit_seconds = self._histogram("stateroom_commit_seconds", "Time of COMMIT.")
+        self.pool_wait_seconds = self._histogram("stateroom_pool_wait_seconds", "Wait for a database connection.")
+        self.in_flight = self._gauge("stateroom_in_flight", "Requests being served.")
+        self.refused_total = self._counter("stateroom_refused_total", "Requests not admitted.", ["reason"])
+        self.integrity_failures_total = self._counter(
+            "stateroom_integrity_failures_total", "Stored state that did not verify."
         )
-        self.in_flight = Gauge("stateroom_in_flight", "Requests being served.", registry=self.registry)
-        self.refused_total = Counter(
-            "stateroom_refused_total", "Requests not admitted.", ["reason"], registry=self.registry
-        )
-        self.integrity_failures_total = Counter(
-            "stateroom_integrity_failures_total", "Stored state that did not verify.", registry=self.registry
-        )
-        self.root_key_refused_total = Counter(
+        self.root_key_refused_total = self._counter(
             "stateroom_root_key_refused_total",
             "Times the root key did not wrap or unwrap what it was asked to.",
             ["reason"],
-            registry=self.registry,
         )
-        self.clock_offset_seconds = Gauge(
-            "stateroom_clock_offset_seconds", "How far the database's clock is ahead.", registry=self.registry
+        self.clock_offset_seconds = self._gauge(
+            "stateroom_clock_offset_seconds", "How far the database's clock is ahead."
         )
-        self.audit_notes_dropped_total = Counter(
-            "stateroom_audit_notes_dropped_total", "Accesses the audit log only counted.", registry=self.registry
+        self.audit_notes_dropped_total = self._counter(
+            "stateroom_audit_notes_dropped_total", "Accesses the audit log only counted."
         )
-        self.audit_failures_total = Counter(
-            "stateroom_audit_failures_total",
-            "Rounds of writing or anchoring the audit log that failed.",
-            ["round"],
-            registry=self.registry,
+        self.audit_failures_total = self._counter(
+            "stateroom_audit_failures_total", "Rounds of writing or anchoring the audit log that failed.", ["round"]
         )
-        self.jobs_open_now = Gauge(
-            "stateroom_jobs_open", "Jobs of the deployment that have not ended.", ["kind"], registry=self.registry
+        self.jobs_open_now = self._gauge("stateroom_jobs_open", "Jobs of the deployment that have not ended.", ["kind"])
+        self.jobs_oldest_seconds = self._gauge(
+            "stateroom_jobs_oldest_seconds", "Since the oldest of those began.", ["kind"]
         )
-        self.jobs_oldest_seconds = Gauge(
-            "stateroom_jobs_oldest_seconds", "Since the oldest of those began.", ["kind"], registry=self.registry
+        self.job_waits_total = self._counter(
+            "stateroom_job_waits_total", "Times that a job was tried and could not go on.", ["kind", "waits_for"]
         )
-        self.job_waits_total = Counter(
-            "stateroom_job_waits_total", "Times that a job was tried and could not go on.", ["kind", "waits_for"],
-            registry=self.registry,
-        )  # fmt: skip
-        self.jobs_ended_total = Counter(
-            "stateroom_jobs_ended_total", "Jobs that ended in this process.", ["kind", "outcome"],
-            registry=self.registry,
-        )  # fmt: skip
+        self.jobs_ended_total = self._counter(
+            "stateroom_jobs_ended_total", "Jobs that ended in this process.", ["kind", "outcome"]
+        )
         self._job_kinds: set[str] = set()
-        self.swept_total = Counter(
-            "stateroom_swept_total", "Uploads and blobs the sweeper took a step.", ["step"], registry=self.registry
+        self.swept_total = self._counter(
+            "stateroom_swept_total", "Uploads and blobs the sweeper took a step.", ["step"]
         )
         self._swept_steps = {step: self.swept_total.labels(step) for step in _SWEEP_STEPS}
-        self.swept_bytes_total = Counter(
-            "stateroom_swept_bytes_total", "Bytes of objects the sweeper removed.", registry=self.registry
+        self.swept_bytes_total = self._counter("stateroom_swept_bytes_total", "Bytes of objects the sweeper removed.")
+        self.sweep_failures_total = self._counter(
+            "stateroom_sweep_failures_total", "Rounds of the sweeper that failed."
         )
-        self.sweep_failures_total = Counter(
-            "stateroom_sweep_failures_total", "Rounds of the sweeper that failed.", registry=self.registry
-        )
-        self.blobs = Gauge("stateroom_blobs", "Uploads and blobs of the deployment.", ["state"], registry=self.registry)
-        self.blob_bytes = Gauge(
-            "stateroom_blob_bytes", "Bytes of uploads and blobs of the deployment.", ["state"], registry=self.registry
+        self.blobs = self._gauge("stateroom_blobs", "Uploads and blobs of the deployment.", ["state"])
+        self.blob_bytes = self._gauge(
+            "stateroom_blob_bytes", "Bytes of uploads and blobs of the deployment.", ["state"]
         )
         for state in STATES:  # there from the start: an alert must not wait for a first count
             self.blobs.labels(state).set(UNCOUNTED)
             self.blob_bytes.labels(state).set(UNCOUNTED)
-        self.blob_usage_bytes = Gauge(
-            "stateroom_blob_usage_bytes", "Bytes that count for quotas, of all tenants.", registry=self.registry
+        self.blob_usage_bytes = self._gauge(
+            "stateroom_blob_usage_bytes", "Bytes that count for quotas, of all tenants."
         )
-        self.sweep_age_seconds = Gauge(
-            "stateroom_sweep_age_seconds", "Since the last whole sweep of any tenant.", registry=self.registry
+        self.sweep_age_seconds = self._gauge("stateroom_sweep_age_seconds", "Since the last whole sweep of any tenant.")
+        self.sweep_due_seconds = self._gauge(
+            "stateroom_sweep_due_seconds", "How long what should be gone has been due."
         )
-        self.sweep_due_seconds = Gauge(
-            "stateroom_sweep_due_seconds", "How long what should be gone has been due.", registry=self.registry
+        self.dependency_up = self._gauge("stateroom_dependency_up", "1: the last probe succeeded.", ["dependency"])
+        self._add_retention()
+        self._add_row_counts()
+        self._add_state_work()
+        self._children: dict[tuple[str, str, int], Any] = {}
+
+    def _add_retention(self) -> None:
+        self.threads = self._gauge(
+            "stateroom_threads",
+            "Threads of tenants with a retention policy, as their last rounds counted them.",
+            ["tier"],
         )
-        self.threads = Gauge(
-            "stateroom_threads", "Threads of tenants with a retention policy, as their last rounds counted them.",
-            ["tier"], registry=self.registry,
-        )  # fmt: skip
-        self.threads_held = Gauge("stateroom_threads_held", "Of those, under a legal hold.", registry=self.registry)
-        self.retained_total = Counter(
-            "stateroom_retained_total", "Threads that rounds of retention acted on.", ["action"],
-            registry=self.registry,
-        )  # fmt: skip
-        self.retained_bytes_total = Counter(
-            "stateroom_retained_bytes_total", "Bytes that rounds archived or expired.", registry=self.registry
+        self.threads_held = self._gauge("stateroom_threads_held", "Of those, under a legal hold.")
+        self.retained_total = self._counter(
+            "stateroom_retained_total", "Threads that rounds of retention acted on.", ["action"]
         )
-        self.retention_failures_total = Counter(
-            "stateroom_retention_failures_total", "Rounds, and acts of rounds, that failed.", ["what"],
-            registry=self.registry,
-        )  # fmt: skip
-        self.retention_due = Gauge(
-            "stateroom_retention_due", "Acts that the last rounds left undone.", ["action"], registry=self.registry
+        self.retained_bytes_total = self._counter(
+            "stateroom_retained_bytes_total", "Bytes that rounds archived or expired."
         )
-        self.retention_late_seconds = Gauge(
-            "stateroom_retention_late_seconds", "How long the oldest of those has been due.", registry=self.registry
+        self.retention_failures_total = self._counter(
+            "stateroom_retention_failures_total", "Rounds, and acts of rounds, that failed.", ["what"]
         )
-        self.retention_age_seconds = Gauge(
-            "stateroom_retention_age_seconds", "Since the last whole round of any tenant.", registry=self.registry
+        self.retention_due = self._gauge(
+            "stateroom_retention_due", "Acts that the last rounds left undone.", ["action"]
         )
-        self.retention_overdue = Gauge(
-            "stateroom_retention_overdue", "Tenants whose round should have begun long ago.", registry=self.registry
+        self.retention_late_seconds = self._gauge(
+            "stateroom_retention_late_seconds", "How long the oldest of those has been due."
+        )
+        self.retention_age_seconds = self._gauge(
+            "stateroom_retention_age_seconds", "Since the last whole round of any tenant."
+        )
+        self.retention_overdue = self._gauge(
+            "stateroom_retention_overdue", "Tenants whose round should have begun long ago."
         )
         self._retained = {name: self.retained_total.labels(name) for name in _RETAINED}
         for what in _RETENTION_FAILURES:
@@ -203,41 +186,31 @@ class Metrics:
             self.threads.labels(tier).set(UNCOUNTED)
         for action in ACTIONS:
             self.retention_due.labels(action).set(UNCOUNTED)
-        self.dependency_up = Gauge(
-            "stateroom_dependency_up", "1: the last probe succeeded.", ["dependency"], registry=self.registry
-        )
-        self._add_row_counts()
-        self._add_state_work()
-        self._children: dict[tuple[str, str, int], Any] = {}
 
     def _add_row_counts(self) -> None:
-        self.row_usage_bytes = Gauge(
-            "stateroom_row_usage_bytes", "Bytes of rows that count for quotas, of all tenants, as last counted.",
-            registry=self.registry,
-        )  # fmt: skip
-        self.tenants_over_row_quota = Gauge(
-            "stateroom_tenants_over_row_quota", "Tenants that may store no more rows.", registry=self.registry
+        self.row_usage_bytes = self._gauge(
+            "stateroom_row_usage_bytes", "Bytes of rows that count for quotas, of all tenants, as last counted."
         )
-        self.row_count_age_seconds = Gauge(
-            "stateroom_row_count_age_seconds", "Since the oldest count of a tenant that has a quota of rows.",
-            registry=self.registry,
-        )  # fmt: skip
-        self.row_counts_total = Counter(
-            "stateroom_row_counts_total", "Counts of a tenant's rows that this process ended.", registry=self.registry
+        self.tenants_over_row_quota = self._gauge(
+            "stateroom_tenants_over_row_quota", "Tenants that may store no more rows."
         )
-        self.row_count_failures_total = Counter(
-            "stateroom_row_count_failures_total", "Counts of rows, and readings of who is over, that failed.", ["what"],
-            registry=self.registry,
-        )  # fmt: skip
+        self.row_count_age_seconds = self._gauge(
+            "stateroom_row_count_age_seconds", "Since the oldest count of a tenant that has a quota of rows."
+        )
+        self.row_counts_total = self._counter(
+            "stateroom_row_counts_total", "Counts of a tenant's rows that this process ended."
+        )
+        self.row_count_failures_total = self._counter(
+            "stateroom_row_count_failures_total", "Counts of rows, and readings of who is over, that failed.", ["what"]
+        )
         for what in _ROW_COUNT_FAILURES:
             self.row_count_failures_total.labels(what)
 
     def _add_state_work(self) -> None:
-        self.state_reads_total = Counter(
+        self.state_reads_total = self._counter(
             "stateroom_state_reads_total",
             "Checkpoints shown with their state, by the version of their schema they were saved and shown at.",
             ["from_version", "to_version"],
-            registry=self.registry,
         )
         for counted_by_a_round in (
             self.blob_usage_bytes, self.sweep_age_seconds, self.sweep_due_seconds, self.threads_held,
@@ -246,19 +219,15 @@ class Metrics:
         ):  # fmt: skip
             counted_by_a_round.set(UNCOUNTED)
         self._state_reads: dict[tuple[int, int], Any] = {}
-        self.workers_busy_now = Gauge(
-            "stateroom_workers_busy", "Worker processes that have a task.", registry=self.registry
+        self.workers_busy_now = self._gauge("stateroom_workers_busy", "Worker processes that have a task.")
+        self.workers_lost_total = self._counter(
+            "stateroom_workers_lost_total", "Worker processes that ended in a task, by cause.", ["cause"]
         )
-        self.workers_lost_total = Counter(
-            "stateroom_workers_lost_total", "Worker processes that ended in a task, by cause.", ["cause"],
-            registry=self.registry,
-        )  # fmt: skip
         for cause in CAUSES:
             self.workers_lost_total.labels(cause)
-        self.too_costly_total = Counter(
-            "stateroom_too_costly_total", "Requests refused because what their tenant registered costs too much.",
-            registry=self.registry,
-        )  # fmt: skip
+        self.too_costly_total = self._counter(
+            "stateroom_too_costly_total", "Requests refused because what their tenant registered costs too much."
+        )
 
     def request(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count an answered request."""
@@ -276,7 +245,7 @@ class Metrics:
         """Show a limit of this process, and what of it is in use at the moment somebody looks.
 
         Args:
-            limit: Its name.
+            limit: The limit's name.
             allowed: How much there may be.
             used: How much there is; called in a thread of the metrics' listener.
         """
@@ -317,10 +286,10 @@ class Metrics:
 
     def state_read(self, saved: int, shown: int) -> None:
         """Storage showed state that has a version."""
-        place = (min(saved, STATE_VERSIONS_NAMED_MAX + 1), min(shown, STATE_VERSIONS_NAMED_MAX + 1))
-        child = self._state_reads.get(place)
+        versions = (min(saved, STATE_VERSIONS_NAMED_MAX + 1), min(shown, STATE_VERSIONS_NAMED_MAX + 1))
+        child = self._state_reads.get(versions)
         if child is None:
-            child = self._state_reads[place] = self.state_reads_total.labels(*map(_version_label, place))
+            child = self._state_reads[versions] = self.state_reads_total.labels(*map(_version_label, versions))
         child.inc()
 
     def workers_busy(self, count: int) -> None:
@@ -343,11 +312,11 @@ class Metrics:
         """Storage tried a job that cannot go on."""
         self.job_waits_total.labels(kind, waits_for).inc()
 
-    def jobs_open(self, found: Mapping[str, OpenJobs]) -> None:
+    def jobs_open(self, by_kind: Mapping[str, OpenJobs]) -> None:
         """Storage counted open jobs; kinds counted before and not now have none left."""
-        self._job_kinds |= found.keys()
+        self._job_kinds |= by_kind.keys()
         for kind in self._job_kinds:
-            jobs, oldest_seconds = found.get(kind, NO_JOBS)
+            jobs, oldest_seconds = by_kind.get(kind, NO_JOBS)
             self.jobs_open_now.labels(kind).set(jobs)
             self.jobs_oldest_seconds.labels(kind).set(oldest_seconds)
         self.round_ended("jobs")
@@ -382,7 +351,7 @@ class Metrics:
         self.round_ended("rows")
 
     def rows_told(self, census: RowCensus) -> None:
-        """What tenants' rows take, as last counted."""
+        """Storage read how many bytes tenants' rows take, as last counted."""
         self.row_usage_bytes.set(census.used_bytes)
         self.tenants_over_row_quota.set(census.over)
         self.row_count_age_seconds.set(census.age_seconds)
@@ -440,22 +409,20 @@ class MetricsServer:
         """Listen.
 
         Args:
-            metrics: Whose registry.
-            address: Where.
+            metrics: The metrics to show.
+            address: The address to listen on.
 
         Raises:
             OSError: The address cannot be had.
         """
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
 
         class _Server(ThreadingMixIn, WSGIServer):
-            address_family = found[0][0]
+            address_family = addresses[0][0]
             daemon_threads = True
 
         exposition = make_wsgi_app(metrics.registry)
-        self._readiness: (
-            tuple[asyncio.AbstractEventLoop, Callable[[], Coroutine[Any, Any, tuple[bool, bytes]]]] | None
-        ) = None
+        self._readiness: tuple[asyncio.AbstractEventLoop, Report] | None = None
 
         def answer(environ: dict[str, Any], start_response: Any) -> Any:
             path = environ["PATH_INFO"]
@@ -512,11 +479,11 @@ class _StandardError:
     name = "<stderr>"
 
     def write(self, text: bytes) -> int:
-        """Write."""
+        """Write to the standard error of the moment."""
         return sys.stderr.buffer.write(text)
 
     def flush(self) -> None:
-        """Flush."""
+        """Flush it."""
         sys.stderr.buffer.flush()
 
 

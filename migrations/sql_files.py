@@ -23,9 +23,7 @@ def bodies(folder: Path) -> dict[str, str]:
 def statements(path: Path, words: Mapping[str, str] | None = None) -> list[str]:
     """The statements of a file, without comments.
 
-    Args:
-        path: The file.
-        words: What each ``@word@`` in it stands for.
+    ``words`` says what each ``@word@`` in it stands for.
     """
     text = path.read_text()
     for word, meaning in (words or {}).items():

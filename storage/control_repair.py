@@ -109,14 +109,8 @@ class ControlRepair:
 
     async def _tenants(self) -> AsyncIterator[UUID]:
         yield OPERATOR_CHAIN
-        after = UUID(int=0)
-        while True:
-            async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-                tenant_ids = await transaction.fetch_all(EVERY_TENANT, after=after, page_rows=_ROWS_AT_ONCE)
-            for after in tenant_ids:
-                yield after
-            if len(tenant_ids) < _ROWS_AT_ONCE:
-                return
+        async for tenant_id in self._unit_of_work.each(OperatorScope(), EVERY_TENANT, UUID(int=0), _ROWS_AT_ONCE):
+            yield tenant_id
 
     async def _without_mac(self, transaction: Transaction, tenant_id: UUID) -> AsyncIterator[Row]:
         jobs = self._jobs.rows(transaction, tenant_id)

@@ -85,12 +85,12 @@ class ThreadArchived(Conflict):
             retry_after_seconds: When it is worth asking again.
             progress: Of a thaw, from 0 to 1, going by how long one takes at most; None where nobody knows.
         """
-        told = {
+        messages = {
             "archived": None,
             "frozen": "The thread is in the archive tier, in a storage class that must be thawed; begin to restore it.",
             "thawing": "The thread is in the archive tier and being thawed; ask again later.",
         }
-        super().__init__(told[state])
+        super().__init__(messages[state])
         self.thread_id = thread_id
         self.state = state
         self.retry_after_seconds = retry_after_seconds

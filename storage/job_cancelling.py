@@ -44,11 +44,6 @@ class JobCancelling:
     async def cancel(self, scope: Scope | TenantScope | OperatorScope, job_id: UUID, actor: str) -> Job:
         """End a job as failed, by the error `CANCELLED`; one that has ended stays as it ended.
 
-        Args:
-            scope: The scope, as for `Jobs.get`.
-            job_id: The job.
-            actor: The caller, for the audit log.
-
         Raises:
             JobNotFound: this scope has none of this id.
             JobNotCancellable: it is of a kind that has to end.

@@ -305,15 +305,9 @@ class NewWrite:
 class Load:
     """Which checkpoint to load, and how much of it.
 
-    Attributes:
-        thread_id: The thread.
-        namespace: The namespace.
-        checkpoint_id: The checkpoint; None: the namespace's head.
-        with_state: Whether to read values and pending writes.
-        known_token: What the caller has seen of the thread before.
-        refs: Whether placeholders stand for large leaves (`Value.holes`), which `Pieces.get` gives one by one.
-        history: Channels whose histories come along, by name; None: no histories.
-        mark: As in `ChannelHistoryQuery`, of these channels.
+    ``checkpoint_id`` None: the namespace's head. ``known_token`` is what the caller has seen of the thread before.
+    ``refs``: placeholders stand for large leaves (`Value.holes`), which `Pieces.get` gives one by one. ``history`` are
+    channels whose histories come along; ``mark`` is as in `ChannelHistoryQuery`, of these channels.
     """
 
     thread_id: str
@@ -343,14 +337,8 @@ class TaskWritesQuery:
 class ChannelHistoryQuery:
     """Which channels' histories to read, of which checkpoint.
 
-    Attributes:
-        thread_id: The thread.
-        namespace: The namespace.
-        checkpoint_id: The checkpoint; None: the namespace's head.
-        channels: The channels, by name.
-        known_token: What the caller has seen of the thread before.
-        refs: As in `Load`.
-        mark: The mark of an earlier answer, which is gone on from where the rest of it still holds.
+    ``mark`` is that of an earlier answer, which is gone on from where the rest of it still holds; the rest is as in
+    `Load`.
     """
 
     thread_id: str
@@ -367,17 +355,9 @@ class ChannelHistoryQuery:
 class TaskWrites:
     """What a task wrote, to be stored against a checkpoint that may not exist yet.
 
-    Attributes:
-        thread_id: The thread of the checkpoint.
-        namespace: The namespace of the checkpoint.
-        checkpoint_id: The checkpoint.
-        task_id: The task.
-        task_path: Where the task stands in its graph.
-        writes: The writes; each has another ``idx``.
-        status: The outcome of the checkpoint that the task makes; None: it makes none.
-        known_token: What the caller has seen of the thread before.
-        state_schema: The schema of the writes; None, as the next: they are at their checkpoint's version.
-        state_version: Its version.
+    ``task_path`` is where the task stands in its graph. Each of ``writes`` has another ``idx``. ``status`` is the
+    outcome of the checkpoint that the task makes; None: it makes none. ``state_schema`` None: they are at their
+    checkpoint's version.
     """
 
     thread_id: str

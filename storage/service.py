@@ -35,8 +35,7 @@ from storage.collection.fsck import Fsck
 from storage.collection.sweep import Sweep
 from storage.control.clock_check import ClockOffset, measure_offset
 from storage.control.deployment_keys import Deployment
-from storage.control.features import Features, unknown_to_this_build
-from storage.control.processes import Processes
+from storage.control.features import unknown_to_this_build
 from storage.control.rows import ControlRows
 from storage.control_repair import ControlRepair
 from storage.errors import SetupError, Unavailable
@@ -136,7 +135,7 @@ DEFAULT_OPTIONS = StoreOptions()
 class Store:
     """Everything storage can do, for whoever has a scope."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0915  one statement a part
         self,
         engine: AsyncEngine,
         *,
@@ -150,6 +149,9 @@ class Store:
         self.keys = Keys(self.unit_of_work, root_key, deployment_id, clock, observer)
         deployment = self._deployment = Deployment(self.unit_of_work, root_key, deployment_id, clock, observer)
         self.control = ControlRows(deployment)
+        self.features = self.control.features
+        self.row_quotas = RowQuotas(self.unit_of_work)
+        self.row_counting = RowCounting(self.unit_of_work, self.row_quotas)
         self.head_anchors = HeadAnchors(blobs)
         self.ledger = BlobLedger(self.unit_of_work)
         self.blob_writer = None if blobs is None else BlobWriter(blobs)
@@ -161,13 +163,13 @@ class Store:
         self.archive_reader = None if archive is None else BlobReader(archive, bytes_max=ARCHIVE_BYTES_MAX)
         objects = ArchiveObjects(archive, self.archive_reader)
         parts = Parts(
-            self.unit_of_work, self.keys, clock, observer, self.control, self.head_anchors,
+            self.unit_of_work, self.keys, clock, observer, self.control,
             Offload(
                 self.unit_of_work, self.ledger, piece_writer,
                 None if blobs is None else BlobReader(blobs, bytes_max=PIECE_BYTES_MAX), clock,
                 options.offload_bytes_min,
             ),
-            row_quotas := RowQuotas(self.unit_of_work),
+            self.row_quotas, self.head_anchors,
         )  # fmt: skip
         self.audit = Audit(self.unit_of_work, deployment_id, clock, observer)
         self.jobs = Jobs(self.unit_of_work, self.control)
@@ -187,32 +189,31 @@ class Store:
         self.fsck = Fsck(self.unit_of_work, self.ledger, self.places, clock)
         self.anchors = Anchors(deployment, self.audit, blobs)
         self.tenants = Tenants(
-            self.unit_of_work, self.audit, self.control.features, clock, row_quotas, options.default_quotas
+            self.unit_of_work, self.audit, self.features, clock, self.row_quotas, options.default_quotas
         )
-        self.upgrades = Upgrades(self.unit_of_work, self.control.features, self.audit, clock)
+        self.upgrades = Upgrades(self.unit_of_work, self.features, self.audit, clock)
+        self.processes = self.upgrades.processes
         self.retention_policies = RetentionPolicies(self.unit_of_work, self.audit, self.pruning, self.control)
         self.retaining = Retaining(
             self.unit_of_work, self.audit, clock, Acts(self.threads, self.pruning, self.archives), self.control
         )
         self.workers = Workers(observer, steps_folder=options.steps_folder, traceable=options.traceable)
         self.state_schemas = StateSchemas(self.unit_of_work, self.audit, clock, self.control, self.workers)
-        self.states = States(
-            self.checkpoints, self.state_schemas,
-            Adoptions(self.unit_of_work, self.audit, self.control, self.state_schemas),
-            StateWork(self.workers), observer,
-        )  # fmt: skip
+        self.adoptions = Adoptions(self.unit_of_work, self.audit, self.control, self.state_schemas)
+        self.states = States(self.checkpoints, self.state_schemas, self.adoptions, StateWork(self.workers), observer)
         self.compacting = Compacting(access, self.states)
         self.migrating = Migrating(
             self.unit_of_work, self.jobs, self.audit, self.checkpoints, self.states, self.state_schemas
         )
         self.transfer_keys = TransferKeys(deployment)
+        self.save_policies = SavePolicies(self.unit_of_work, self.audit, self.control)
         transferring = TransferParts(
             access=access,
             artifacts=ArtifactRows(access, self.ledger, blobs, self.blob_writer, self.blob_reader),
             state_schemas=self.state_schemas,
             adoptions=self.adoptions,
             policies=self.retention_policies,
-            save_policies=SavePolicies(self.unit_of_work, self.audit, self.control),
+            save_policies=self.save_policies,
             jobs=self.jobs,
             audit=self.audit,
             deployment_id=deployment_id,
@@ -244,6 +245,8 @@ class Store:
                 ),
             ),
         )  # fmt: skip
+        self.job_cancelling = JobCancelling(self.unit_of_work, self.control, self.jobs, self.audit)
+        self.control_repair = ControlRepair(self.unit_of_work, self.control, self.jobs, self.state_schemas, self.audit)
         self.runner = Runner(
             self.jobs,
             {
@@ -264,46 +267,6 @@ class Store:
             },
             observer,
         )
-
-    @property
-    def row_quotas(self) -> RowQuotas:
-        """Who may store no more rows."""
-        return self.tenants.row_quotas
-
-    @property
-    def row_counting(self) -> RowCounting:
-        """Counting what tenants' rows take."""
-        return RowCounting(self.unit_of_work, self.row_quotas)
-
-    @property
-    def save_policies(self) -> SavePolicies:
-        """Which saves must name the head they follow."""
-        return self.exporting.save_policies
-
-    @property
-    def adoptions(self) -> Adoptions:
-        """What unversioned state was adopted as."""
-        return self.states.adoptions
-
-    @property
-    def features(self) -> Features:
-        """What is switched on."""
-        return self.control.features
-
-    @property
-    def job_cancelling(self) -> JobCancelling:
-        """Ending jobs before their time."""
-        return JobCancelling(self.unit_of_work, self.control, self.jobs, self.audit)
-
-    @property
-    def control_repair(self) -> ControlRepair:
-        """For rows that steer the gateway and that no gateway wrote."""
-        return ControlRepair(self.unit_of_work, self.control, self.jobs, self.state_schemas, self.audit)
-
-    @property
-    def processes(self) -> Processes:
-        """Who runs."""
-        return self.upgrades.processes
 
     @classmethod
     async def open(
@@ -426,9 +389,6 @@ class Store:
 
     async def accept_restored(self, actor: str) -> tuple[list[Restored], list[Accepted]]:
         """Make a restored database one that may be served from. Repeating it changes nothing.
-
-        Args:
-            actor: The person who accepts, for the audit log.
 
         Returns:
             The audit logs that go on behind a gap, and the shreds that were applied again.

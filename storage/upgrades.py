@@ -64,10 +64,8 @@ class Upgrades:
     async def finish(self, *, no_older_process: bool = False, actor: str = LOCAL_ACTOR) -> Finished:
         """Switch on what all processes know. Repeating it changes nothing.
 
-        Args:
-            no_older_process: Whoever calls says that no process runs of a build from before the registry: only people
-                know, where a pooler hides whose sessions there are. What is in the registry counts all the same.
-            actor: The person who finishes the upgrade, for the audit log.
+        ``no_older_process``: the caller says that no process runs of a build from before the registry. Only people
+        know, where a pooler hides whose sessions there are; what is in the registry counts all the same.
 
         Raises:
             OlderProcess: one runs that does not know all of it.

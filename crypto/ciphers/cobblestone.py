@@ -16,7 +16,6 @@ one.
 
 import hmac
 import os
-from collections.abc import Iterable, Iterator
 from typing import Final
 
 from cryptography.exceptions import InvalidTag
@@ -109,13 +108,13 @@ class ChunkSealer:
 
     __slots__ = ("_base_nonce", "_cipher", "_index", "prefix")
 
-    def __init__(self, input_key: BytesLike, context: bytes) -> None:
-        """Begin a message under a new random salt.
+    def __init__(self, input_key: BytesLike, context: bytes, salt: bytes | None = None) -> None:
+        """Begin a message under a new random salt; only test vectors give one.
 
         Raises:
-            ValueError: The input key has the wrong length.
+            ValueError: The input key or the salt has the wrong length.
         """
-        salt = _new_salt(input_key, None)
+        salt = _new_salt(input_key, salt)
         okm = _derive(input_key, salt, context)
         self.prefix = salt + okm[_NONCE_END:]
         self._cipher: AESGCM | None = AESGCM(okm[:KEY_BYTES])
@@ -227,85 +226,3 @@ def open_(input_key: BytesLike, context: bytes, message: BytesLike) -> bytes:
             target[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES],
         )
     return bytes(out)
-
-
-def open_chunk(
-    input_key: BytesLike,
-    context: bytes,
-    prefix: BytesLike,
-    index: int,
-    sealed_chunk: BytesLike,
-) -> bytes:
-    """Open one chunk given the message's first 56 bytes; see `ChunkOpener` for many chunks of one message.
-
-    Raises:
-        OpenError: As `ChunkOpener` and `ChunkOpener.open_chunk`.
-    """
-    return ChunkOpener(input_key, context, prefix).open_chunk(index, sealed_chunk)
-
-
-def seal_stream(
-    input_key: BytesLike,
-    context: bytes,
-    parts: Iterable[BytesLike],
-    salt: bytes | None = None,
-) -> Iterator[bytes]:
-    """Seal a message that arrives in parts of any size; memory stays below two chunks plus one part.
-
-    Yields:
-        The 56-byte prefix first, then every sealed chunk.
-
-    Raises:
-        ValueError: The input key or the salt has the wrong length.
-    """
-    salt = _new_salt(input_key, salt)
-    okm = _derive(input_key, salt, context)
-    cipher = AESGCM(okm[:KEY_BYTES])
-    base_nonce = int.from_bytes(okm[KEY_BYTES:_NONCE_END], "big")
-    yield salt + okm[_NONCE_END:]
-    index = 0
-    pending = bytearray()
-    for part in parts:
-        pending += part
-        whole = len(pending) // CHUNK_BYTES
-        for k in range(whole):
-            chunk = bytes(pending[k * CHUNK_BYTES : (k + 1) * CHUNK_BYTES])
-            yield cipher.encrypt(_nonce(base_nonce, index), chunk, None)
-            index += 1
-        del pending[: whole * CHUNK_BYTES]
-    yield cipher.encrypt(_nonce(base_nonce, index), pending, None)
-
-
-def open_stream(input_key: BytesLike, context: bytes, parts: Iterable[BytesLike]) -> Iterator[bytes]:
-    """Open a message that arrives in parts of any size.
-
-    Security: each chunk is authentic when it is yielded, but that the message ends where it should is known
-    only when the iterator ends without an error. A consumer must discard or abort on `OpenError`.
-
-    Yields:
-        The plaintext, chunk by chunk.
-
-    Raises:
-        OpenError: `format` for a truncated message, `authentication` for everything else that is wrong.
-    """
-    pending = bytearray()
-    opener: ChunkOpener | None = None
-    index = 0
-    for part in parts:
-        pending += part
-        if opener is None:
-            if len(pending) < PREFIX_BYTES:
-                continue
-            opener = ChunkOpener(input_key, context, pending)
-            del pending[:PREFIX_BYTES]
-        whole = len(pending) // SEALED_CHUNK_BYTES
-        for k in range(whole):
-            yield opener.open_chunk(
-                index,
-                bytes(pending[k * SEALED_CHUNK_BYTES : (k + 1) * SEALED_CHUNK_BYTES]),
-            )
-            index += 1
-        del pending[: whole * SEALED_CHUNK_BYTES]
-    if opener is None:
-        raise OpenError("format")
-    yield opener.open_chunk(index, pending)

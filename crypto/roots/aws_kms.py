@@ -86,6 +86,8 @@ def _encryption_context(context: Mapping[str, str]) -> dict[str, str]:
 class AwsKmsRootKey:
     """A symmetric encryption key of AWS KMS. Every wait ends within a few seconds."""
 
+    provider = PROVIDER
+
     def __init__(self, name: str, client: Any) -> None:
         """Take a boto3 client for `kms`; use `open`.
 
@@ -104,9 +106,7 @@ class AwsKmsRootKey:
     def open(cls, name: str, options: Mapping[str, str]) -> "AwsKmsRootKey":
         """Open the key a setting names; asks KMS nothing yet.
 
-        Args:
-            name: Key ARN, key id, alias or alias ARN.
-            options: `region` and `endpoint`, or none.
+        ``name`` is a key ARN, key id, alias or alias ARN; ``options`` may have `region` and `endpoint`.
 
         Raises:
             RootKeyInvalid: The name, the region or the endpoint cannot be used.
@@ -142,11 +142,6 @@ class AwsKmsRootKey:
 
     def __repr__(self) -> str:
         return f"AwsKmsRootKey({self._name!r})"
-
-    @property
-    def provider(self) -> str:
-        """The word stored beside every wrapping."""
-        return PROVIDER
 
     def recognises(self, wrapped: WrappedKey) -> bool:
         """See `RootKey.recognises`; a key named by an alias recognises nothing, for an alias moves."""

@@ -30,12 +30,6 @@ class GuardedRootKey:
     """
 
     def __init__(self, root_key: RootKey, clock: Callable[[], float] = time.monotonic) -> None:
-        """Guard a root key.
-
-        Args:
-            root_key: The one that is asked.
-            clock: Monotonic seconds.
-        """
         self._root_key = root_key
         self._clock = clock
         self._failures = 0

@@ -43,21 +43,16 @@ class LocalRootKey:
             raise RootKeyInvalid("the root key has no key of its active version")
         if not all(1 <= number <= KEY_VERSION_MAX for number in root_keys):
             raise RootKeyInvalid("root key versions are 1 to 4294967295")
-        self._provider = provider
+        self.provider = provider
         self._root_keys = dict(root_keys)
         self._active_root_key_version = active_root_key_version
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(active_root_key_version={self._active_root_key_version})"
 
-    @property
-    def provider(self) -> str:
-        """The word stored beside every wrapping."""
-        return self._provider
-
     def recognises(self, wrapped: WrappedKey) -> bool:
         """See `RootKey.recognises`."""
-        return wrapped.provider == self._provider and any(
+        return wrapped.provider == self.provider and any(
             root_key.kcv().hex() == wrapped.root_key_id for root_key in self._root_keys.values()
         )
 
@@ -74,7 +69,7 @@ class LocalRootKey:
             KEY_BYTES,
             bytes(key.borrow()),
         )
-        return WrappedKey(self._provider, root_key.kcv().hex(), str(number), ciphertext)
+        return WrappedKey(self.provider, root_key.kcv().hex(), str(number), ciphertext)
 
     async def unwrap(self, wrapped: WrappedKey, context: Mapping[str, str]) -> SecretKey:
         """Unwrap a key; see `RootKey.unwrap`."""
@@ -87,7 +82,7 @@ class LocalRootKey:
             or str(header.key_version) != wrapped.root_key_version
         ):
             raise OpenError("authentication")
-        if wrapped.provider != self._provider:
+        if wrapped.provider != self.provider:
             raise KeyDenied("this key was wrapped by another root key provider")
         root_key = self._root_keys.get(header.key_version)
         if root_key is None:

@@ -45,10 +45,7 @@ class ServiceThreads:
 def parse_options(query: str, known: Collection[str], form: str) -> dict[str, str]:
     """Read the part of a root key's setting behind the `?`; values are percent-encoded.
 
-    Args:
-        query: That part.
-        known: The names there are.
-        form: How the whole setting looks, for the error.
+    ``known`` are the names there are; ``form`` is how the whole setting looks, for the error.
 
     Raises:
         RootKeyInvalid: Not of the form name=value, an unknown name, one given twice, or an empty value. Names

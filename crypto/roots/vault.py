@@ -88,6 +88,8 @@ def _read_token(path: Path) -> str:
 class VaultRootKey:
     """A derived key of a transit engine. Every wait ends within a few seconds."""
 
+    provider = PROVIDER
+
     def __init__(
         self, address: str, mount: str, name: str, token_file: Path, ca: Path | None, namespace: str | None
     ) -> None:
@@ -151,11 +153,6 @@ class VaultRootKey:
 
     def __repr__(self) -> str:
         return f"VaultRootKey({self._root_key_id!r})"
-
-    @property
-    def provider(self) -> str:
-        """The word stored beside every wrapping."""
-        return PROVIDER
 
     def recognises(self, wrapped: WrappedKey) -> bool:
         """See `RootKey.recognises`."""

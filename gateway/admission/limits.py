@@ -180,7 +180,7 @@ class _Load:
         self.slices = Slices()
 
 
-class Share:
+class Reservation:
     """What one request holds of the memory for bodies and answers, until it ends; and its turns at working on them."""
 
     __slots__ = ("_bytes", "_process", "_tenant")
@@ -282,7 +282,7 @@ class Admission:
             self._process.requests -= 1
 
     @contextmanager
-    def tenant(self, tenant_id: UUID | None) -> Iterator[Share]:
+    def tenant(self, tenant_id: UUID | None) -> Iterator[Reservation]:
         """Count a request of a tenant in, and give it what its body and answer are counted with.
 
         Operators (None) may send as many as there is room for; what they hold is counted together, as a tenant's.
@@ -296,11 +296,11 @@ class Admission:
         if tenant_id is not None and load.requests >= self.tenant_requests_max:
             raise TenantBusy
         load.requests += 1
-        share = Share(self._process, load)
+        reservation = Reservation(self._process, load)
         try:
-            yield share
+            yield reservation
         finally:
-            share.give()
+            reservation.give()
             load.requests -= 1
             if not load.requests:
                 del self._tenants[tenant_id]
@@ -336,7 +336,7 @@ class Commits:
     """Writes under way. Each is a task of its own, so that a client that hangs up does not cancel it.
 
     Attributes:
-        outcomes: What became of the last ones.
+        outcomes: The outcomes of the last ones.
     """
 
     def __init__(self) -> None:

@@ -165,8 +165,8 @@ def matches(peppers: Peppers, presented: PresentedKey, stored: ApiKeyRecord | No
     """
     record = stored or _NOBODY
     pepper = peppers.of_version(record.pepper_version)
-    known = pepper or peppers.active
-    equal = hmac.compare_digest(mac(known.secret, presented.secret, record), record.mac)
+    used = pepper or peppers.active
+    equal = hmac.compare_digest(mac(used.secret, presented.secret, record), record.mac)
     vouched = peppers.is_authentic(record) or record.seal is None
     return equal and vouched and pepper is not None and stored is not None
 
@@ -187,11 +187,11 @@ class NewKey(msgspec.Struct, frozen=True, kw_only=True):
     """A key that is to be made.
 
     Attributes:
-        kind: Whose it is.
-        permissions: What it may do.
+        kind: The kind of caller it is for.
+        permissions: The permissions it has.
         now: When it is made.
         grants: What keys that it makes may be allowed; None: what it may do itself.
-        name: What it is for.
+        name: A note on what it is for.
         tenant_id: The tenant it belongs to; None: it is an operator's.
         subject_id: The one subject of a subject's key.
         expires_at: When it ends; None: never.
@@ -212,8 +212,8 @@ def mint(peppers: Peppers, new: NewKey, key: PresentedKey | None = None) -> tupl
 
     Args:
         peppers: The peppers of the deployment.
-        new: What it is for and what it may do.
-        key: Its id and secret, where they are known already; None: new ones.
+        new: The kind, permissions and end of the key.
+        key: The id and secret, where they are known already; None: new ones.
     """
     key = key or generate(peppers)
     record = ApiKeyRecord(

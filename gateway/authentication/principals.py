@@ -79,14 +79,14 @@ class Authenticator:
     any other waits for its turn among `Strangers`. So nobody who has such a key waits for those who try keys.
 
     Args:
-        peppers: What stored keys are mixed with.
+        peppers: The secrets that stored keys are mixed with.
         look_up: The stored key of an id, or None.
-        clock: What expiry is compared with.
+        clock: The clock that expiry is compared with.
         seals_needed: Whether every gateway seals keys by now, so that a key without a seal is damaged.
         monotonic: Seconds that only go forward.
 
     Attributes:
-        strangers: What callers may cost who are not known.
+        strangers: The limits on callers who are not known.
     """
 
     def __init__(
@@ -121,11 +121,11 @@ class Authenticator:
             raise Unauthenticated
         token = authorization[7:].strip()
         digest = hashlib.sha256(token).digest()  # so that no key lies around in memory
-        found = self._verified.get(digest)
-        if found is not None and found[1] > self._monotonic():
-            principal = found[0]
+        cached = self._verified.get(digest)
+        if cached is not None and cached[1] > self._monotonic():
+            principal = cached[0]
         else:
-            principal = await self._check(token, digest, vouched=found is not None)
+            principal = await self._check(token, digest, vouched=cached is not None)
             self._verified[digest] = (principal, self._monotonic() + VERIFIED_SECONDS_MAX)
             self._verified.move_to_end(digest)
             if len(self._verified) > VERIFIED_KEYS_MAX:

@@ -45,15 +45,9 @@ from gateway.bodies.faults import check_shape, decoder
 from gateway.bodies.json_views import MARKERS, NotPlain, json_view
 from gateway.bodies.long_texts import LONG_TEXT_BYTES_MIN, LongTexts, set_aside
 from gateway.bodies.scanning import CONTAINERS, Format, NamedTwice, Values, scan
+from gateway.bodies.validation import explain
 from gateway.bodies.whole_numbers import with_integers
-from gateway.problems import (
-    InvalidRequest,
-    MalformedBody,
-    NotAcceptable,
-    UnsupportedMediaType,
-    explain,
-    pointer,
-)
+from gateway.problems import InvalidRequest, MalformedBody, NotAcceptable, UnsupportedMediaType, pointer
 from gateway.wire.problems import Fault
 from storage.encoding import encode_json, encode_msgpack, json_decoder
 from storage.errors import InvalidState, LimitExceeded
@@ -132,10 +126,10 @@ def read_body(name: Format, body: bytes, shape: type[T], values: Values) -> Work
     """Read a body; returns what it says, and the body as it was read (`gateway.bodies.whole_numbers`).
 
     Args:
-        name: Its format.
-        body: What came.
-        shape: What it must be.
-        values: What its values are counted with, before anything is made of them.
+        name: The body's format.
+        body: The bytes that came.
+        shape: The shape they must have.
+        values: The counter of values, which counts before anything is made of them.
 
     Raises:
         MalformedBody: it is empty, does not parse, is not UTF-8, or names a member of an object twice (in MessagePack
@@ -152,8 +146,10 @@ def read_body(name: Format, body: bytes, shape: type[T], values: Values) -> Work
     except NamedTwice:
         twice = True
     except msgspec.ValidationError as error:
-        found = explain(error, shape)
-        raise InvalidRequest(Fault(detail=found.what, pointer=pointer(*found.steps)), limit=found.limit) from None
+        difference = explain(error, shape)
+        raise InvalidRequest(
+            Fault(detail=difference.what, pointer=pointer(*difference.steps)), limit=difference.limit
+        ) from None
     except UnicodeDecodeError:
         raise MalformedBody("the body is not valid UTF-8") from None
     except msgspec.DecodeError:

@@ -23,17 +23,9 @@ from msgspec import Raw, Struct
 from gateway.admission import limits
 from gateway.admission.slices import Work
 from gateway.bodies.scanning import Format
+from gateway.bodies.validation import ClientName, Difference, Steps, explain, missing_member, unknown_member
 from gateway.bodies.whole_numbers import as_integer
-from gateway.problems import (
-    ClientName,
-    Difference,
-    InvalidRequest,
-    Steps,
-    explain,
-    missing_member,
-    pointer,
-    unknown_member,
-)
+from gateway.problems import InvalidRequest, pointer
 from gateway.wire.problems import Fault
 from storage.encoding import json_decoder
 
@@ -80,9 +72,9 @@ def check_shape(name: Format, body: bytes, shape: Any, not_text: frozenset[str] 
     """Look for everything in which a body that parses is no ``shape``; integers may have a point (`whole_numbers`).
 
     Args:
-        name: Its format.
-        body: What came.
-        shape: What it must be.
+        name: The body's format.
+        body: The bytes that came.
+        shape: The shape they must have.
         not_text: Members of the body that have maps with keys that are no text; they are not looked into.
 
     Raises:

@@ -85,8 +85,8 @@ class LongTexts:
         while at < end:
             stop = min(at + _SLICE_BYTES, end)
             if b"\\" in data[at:stop]:
-                found = _WHOLE.match(data, at, stop)
-                stop = at if found is None else found.end()
+                match = _WHOLE.match(data, at, stop)
+                stop = at if match is None else match.end()
             if stop < end:
                 behind = range(_BYTES_BEHIND_MAX + 1)
                 stop -= next((back for back in behind if data[stop - back] & 0xC0 != 0x80), 0)
@@ -106,9 +106,9 @@ def set_aside(data: bytes) -> Work[LongTexts | None]:
     while at < len(data):
         end = at + _SLICE_BYTES
         begun = None
-        for found in _TEXT.finditer(data, at, end):
-            if found.lastindex == _BEGUN:
-                begun = found.start()
+        for match in _TEXT.finditer(data, at, end):
+            if match.lastindex == _BEGUN:
+                begun = match.start()
                 break
         if begun is None:
             at = end
@@ -125,8 +125,8 @@ def set_aside(data: bytes) -> Work[LongTexts | None]:
 def _end(data: bytes, at: int) -> Work[int]:
     """Where a text ends that is longer than a slice."""
     while at < len(data):
-        found = _REST_OF_TEXT.match(data, at, at + _SLICE_BYTES)
-        stop = at if found is None else found.end()
+        match = _REST_OF_TEXT.match(data, at, at + _SLICE_BYTES)
+        stop = at if match is None else match.end()
         if data[stop : stop + 1] == b'"':
             return stop + 1
         if stop == at:

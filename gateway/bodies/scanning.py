@@ -85,9 +85,9 @@ def scan(
     """Look at ``data``, and yield after each slice of it.
 
     Args:
-        name: Its format.
+        name: The text's format.
         data: One value.
-        values: What its values are counted with.
+        values: The counter of its values.
         depth_max: How deep containers may nest. None: as they like, and JSON may name members twice.
 
     Raises:
@@ -178,8 +178,8 @@ class _JsonScan:
         """Where the token ends that is longer than a slice."""
         data = self._data
         while at < len(data):
-            found = rest.match(data, at, at + TEXT_SLICE_BYTES)
-            stop = at if found is None else found.end()
+            match = rest.match(data, at, at + TEXT_SLICE_BYTES)
+            stop = at if match is None else match.end()
             if stop < min(at + TEXT_SLICE_BYTES - 1, len(data)):  # the last byte can be half of an escape
                 return stop + 1 if data[stop] == 0x22 else stop
             if stop == at:

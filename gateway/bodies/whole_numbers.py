@@ -104,8 +104,8 @@ def _place_of(kind: inspect.Type) -> _Place | None:
     for each in kinds:
         match each:
             case inspect.StructType(fields=fields):
-                found = {one.encode_name: _place_of(one.type) for one in fields}
-                members |= {name: place for name, place in found.items() if place is not None}
+                places = {one.encode_name: _place_of(one.type) for one in fields}
+                members |= {name: place for name, place in places.items() if place is not None}
             case inspect.DictType(value_type=inner) | inspect.CollectionType(item_type=inner):
                 below = _place_of(inner)
     return _Place(is_integer, members, below) if is_integer or members or below else None

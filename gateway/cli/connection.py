@@ -5,7 +5,6 @@ environment (``STATEROOM_API_KEY``, ``STATEROOM_OPERATOR_KEY``, or a file named 
 ``_FILE``), never from the command line, where other users of the host could read them.
 """
 
-import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,10 +17,11 @@ from gateway.cli.environment import secret
 from gateway.cli.failure import ExitCode, Failure
 from stateroom import errors
 
+Query = Mapping[str, str | int | None]
 KEY_HINT = "An embedded gateway writes its keys: stateroom serve --embedded --write-env FILE; then: . FILE"
 PAGE_ROWS_MAX = 1000  # the API's own limit of a page
 PAGE_ROWS_STEP = 200  # of an open-ended listing: the first rows should come soon
-TIMEOUTS = stateroom.Timeouts(connect_seconds=2.0, attempt_seconds=10.0, total_seconds=10.0)  # somebody waits
+CONNECT_SECONDS = 2.0  # somebody waits
 
 _NOBODY_THERE = "Does a gateway run at STATEROOM_URL? stateroom serve --embedded starts one here."
 _HINTS = {
@@ -46,7 +46,7 @@ _HINTS = {
 
 def failure_from(error: errors.StateroomError, credential: str) -> Failure:
     """Return what to tell a person about ``error``."""
-    places = [
+    faults = [
         f"{fault.pointer or fault.parameter or fault.header or 'request'}: {fault.detail}" for fault in error.errors
     ]
     facts = {"code": error.code}
@@ -63,7 +63,7 @@ def failure_from(error: errors.StateroomError, credential: str) -> Failure:
         hint = _NOBODY_THERE
     return Failure(
         error.code.replace("-", " ").capitalize(),
-        detail="\n".join([error.detail, *places]).strip(),
+        detail="\n".join([error.detail, *faults]).strip(),
         hint=hint.format(credential=credential),
         facts=facts,
         exit_code=_exit_code(error),
@@ -86,7 +86,7 @@ def _exit_code(error: errors.StateroomError) -> ExitCode:
             return ExitCode.FAILURE
 
 
-def _place(url: str | None) -> tuple[str, str, int]:
+def _address(url: str | None) -> tuple[str, str, int]:
     """The scheme, host and port of the gateway's URL.
 
     Raises:
@@ -114,7 +114,7 @@ def _knock(scheme: str, host: str, port: int) -> None:
     if scheme in getproxies() and not proxy_bypass(host):
         return
     try:
-        socket.create_connection((host, port), timeout=TIMEOUTS.connect_seconds).close()
+        socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
     except (OSError, UnicodeError) as error:  # a host name that cannot be one
         raise Failure(
             "Gateway unavailable",
@@ -143,28 +143,29 @@ class Connection:
         *,
         credential: str,
         subject: str | None,
-        environ: Mapping[str, str] = os.environ,
-        timeouts: stateroom.Timeouts = TIMEOUTS,
+        seconds: tuple[float, float],
     ) -> Self:
         """Return a connection to a gateway that can be reached; nothing is sent yet.
 
         Args:
-            url: Where the gateway answers.
+            url: The gateway's URL.
             credential: Name of the variable that holds the API key.
             subject: The subject to act for, or None for the key's own.
-            environ: Where the credential is looked for.
-            timeouts: How long somebody waits for an answer.
+            seconds: How long an attempt at a call may bring nothing, and how long all of them may take.
 
         Raises:
             Failure: The URL or the credential is missing or unusable, or nobody listens there.
         """
-        place = _place(url)
-        api_key = secret(credential, hint=KEY_HINT, environ=environ)
+        address = _address(url)
+        api_key = secret(credential, hint=KEY_HINT)
+        timeouts = stateroom.Timeouts(
+            connect_seconds=CONNECT_SECONDS, attempt_seconds=seconds[0], total_seconds=seconds[1]
+        )
         try:
             client = stateroom.Client(url or "", api_key, subject=subject, timeouts=timeouts)
         except errors.StateroomError as error:
             raise failure_from(error, credential) from None
-        _knock(*place)
+        _knock(*address)
         return cls(client, credential)
 
     def __enter__(self) -> Self:
@@ -190,7 +191,7 @@ class Connection:
         method: str,
         path: Sequence[str],
         *,
-        query: Mapping[str, str | int | None] | None = None,
+        query: Query | None = None,
         body: Any = None,
         head_id: str | None = None,
     ) -> Any:
@@ -200,7 +201,7 @@ class Connection:
             method: HTTP method.
             path: Segments below ``/v1``, ids as they are.
             query: Parameters; None is left out.
-            body: What to send.
+            body: The body to send.
             head_id: Only if this is still the head.
 
         Raises:
@@ -217,13 +218,33 @@ class Connection:
         except errors.StateroomError as error:
             raise failure_from(error, self._credential) from None
 
+    def each_page(
+        self, method: str, path: Sequence[str], *, query: Query | None = None, body: dict[str, Any] | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Yield pages as long as somebody takes them; the cursor of the next goes where the first's other values are.
+
+        Args:
+            method: As for `call`.
+            path: As for `call`.
+            query: As for `call`.
+            body: As for `call`; without one, the cursor is a parameter.
+
+        Raises:
+            Failure: As for `call`.
+        """
+        cursor: str | None = None
+        while True:
+            if body is None:
+                page = self.call(method, path, query={**(query or {}), "cursor": cursor})
+            else:
+                page = self.call(method, path, query=query, body={**body, "cursor": cursor})
+            yield page
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return
+
     def pages(
-        self,
-        path: Sequence[str],
-        member: str,
-        *,
-        query: Mapping[str, str | int | None] | None = None,
-        rows_wanted: int | None = None,
+        self, path: Sequence[str], member: str, *, query: Query | None = None, rows_wanted: int | None = None
     ) -> Iterator[dict[str, Any]]:
         """Yield the items of a listing, page after page, as long as somebody takes them.
 
@@ -238,10 +259,5 @@ class Connection:
         """
         # One more than is shown tells whether there are more.
         limit = PAGE_ROWS_STEP if rows_wanted is None else min(rows_wanted + 1, PAGE_ROWS_MAX)
-        cursor: str | None = None
-        while True:
-            page = self.call("GET", path, query={**(query or {}), "limit": limit, "cursor": cursor})
+        for page in self.each_page("GET", path, query={**(query or {}), "limit": limit}):
             yield from page[member]
-            cursor = page["next_cursor"]
-            if cursor is None:
-                return

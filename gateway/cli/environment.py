@@ -5,20 +5,19 @@ What a variable says is read by `gateway.settings`.
 """
 
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 
 from gateway.cli.failure import ExitCode, Failure
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-def secret(name: str, *, hint: str, environ: Mapping[str, str] = os.environ) -> str:
+def secret(name: str, *, hint: str) -> str:
     """Return the secret in the variable ``name``, or in the file that ``name`` + ``_FILE`` names.
 
     Args:
         name: The variable.
-        hint: What to do when there is none.
-        environ: Where to look.
+        hint: A sentence on what to do when there is none.
 
     Raises:
         Failure: There is none, there are two, or the file cannot be read.
@@ -26,7 +25,7 @@ def secret(name: str, *, hint: str, environ: Mapping[str, str] = os.environ) -> 
     from gateway.settings import SettingsError, read_secret
 
     try:
-        value = read_secret(environ, name)
+        value = read_secret(os.environ, name)
     except SettingsError as fault:
         raise Failure(str(fault), exit_code=ExitCode.USAGE) from None
     if value is None:

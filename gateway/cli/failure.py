@@ -26,9 +26,9 @@ class Failure(Exception):
     Args:
         title: One line: what went wrong.
         detail: More of it, when there is more.
-        hint: What to do about it.
+        hint: A sentence on what to do about it.
         facts: Short named facts such as the problem's code and the request id.
-        exit_code: What the process exits with.
+        exit_code: The exit code of the process.
     """
 
     def __init__(

@@ -28,9 +28,9 @@ def run(arguments: list[str]) -> int:
             code = ended.code if isinstance(ended.code, int) else ExitCode.OK
         if sys.stdout is not None:
             sys.stdout.flush()
-    except Failure as found:
-        render.failure(found)
-        return found.exit_code
+    except Failure as failure:
+        render.failure(failure)
+        return failure.exit_code
     except OSError as error:
         if error.errno not in _UNWRITABLE:
             raise

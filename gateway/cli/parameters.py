@@ -42,8 +42,8 @@ class Moment(click.ParamType[Any]):
             return value
         if self._never and value == "never":
             return "never"
-        if found := _DURATION.fullmatch(value):
-            return datetime.now(UTC) + self._sign * timedelta(**{_UNITS[found[2]]: int(found[1])})
+        if match := _DURATION.fullmatch(value):
+            return datetime.now(UTC) + self._sign * timedelta(**{_UNITS[match[2]]: int(match[1])})
         try:
             parsed = datetime.fromisoformat(value)
         except ValueError:
@@ -70,20 +70,24 @@ class ByteSize(click.ParamType[Any]):
             self.fail(f"{value!r} is no size such as 10GiB, 500MB or 1048576, below 8EiB, nor none", param, ctx)
 
 
-def gathered(name: str, shape: type[Any]) -> Callable[[Command], Command]:
-    """Give a command the options that are fields of a dataclass as one ``shape``; the decorator next to the function.
+def gathered(name: str, shape: type[Any], *options: Callable[..., Any], **fixed: Any) -> Callable[[Command], Command]:
+    """Give a command several options as one value.
 
     Args:
-        name: What the command calls it.
-        shape: The dataclass; each field is an option or an argument.
+        name: The command's parameter that takes the value.
+        shape: The value's dataclass; its fields are called like options or arguments of the command.
+        options: Options to add; the command may have others above that are fields, too.
+        fixed: Fields that are no options.
     """
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
-        def gathering(*args: Any, **given: Any) -> Any:
-            given[name] = shape(**{each.name: given.pop(each.name) for each in fields(shape)})
-            return command(*args, **given)
+        def gathering(*args: Any, **options: Any) -> Any:
+            taken = {each.name: options.pop(each.name) for each in fields(shape) if each.name in options}
+            return command(*args, **{name: shape(**taken, **fixed)}, **options)
 
+        for option in reversed(options):
+            option(gathering)
         return cast("Command", gathering)
 
     return decorate
@@ -102,59 +106,29 @@ class Page:
         return None if self.everything else self.limit
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """Whether a command waits for the job that it begins, and for how long."""
-
-    detach: bool
-    timeout_seconds: float | None
-
-
-def json_option(command: Command) -> Command:
-    """Add ``--json``."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON, one document a line.")(command)
-
-
-def page_options(command: Command) -> Command:
-    """Add ``--limit`` and ``--all``."""
-    every = click.option("--all", "everything", is_flag=True, help="List everything, page after page.")
-    limit = click.option(
-        "--limit",
-        type=click.IntRange(min=1),
-        default=PAGE_ROWS,
-        show_default=True,
-        help="List at most this many.",
-    )
-    return limit(every(command))
-
-
-def url_option(command: Command) -> Command:
-    """Add ``--url``."""
-    return click.option(
-        "--url",
-        envvar="STATEROOM_URL",
-        show_envvar=True,
-        metavar="URL",
-        help="Where the gateway answers.",
-    )(command)
-
-
-def subject_option(command: Command) -> Command:
-    """Add ``--subject``."""
-    return click.option(
-        "--subject",
-        envvar="STATEROOM_SUBJECT",
-        show_envvar=True,
-        metavar="ID",
-        help="The subject to act for, when the API key is a service key; ~shared is the tenant's own.",
-    )(command)
-
-
-def data_dir_option(command: Command) -> Command:
-    """Add ``--data-dir``."""
-    return click.option(
-        "--data-dir",
-        type=click.Path(file_okay=False, path_type=Path),
-        metavar="DIR",
-        help="Folder of an embedded gateway, running or not, instead of settings in the environment.",
-    )(command)
+EVERYTHING = Page(0, everything=True)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one document a line.")
+page_options = gathered(
+    "page",
+    Page,
+    click.option(
+        "--limit", type=click.IntRange(1), default=PAGE_ROWS, show_default=True, help="List at most this many."
+    ),
+    click.option("--all", "everything", is_flag=True, help="List everything, page after page."),
+)
+url_option = click.option(
+    "--url", envvar="STATEROOM_URL", show_envvar=True, metavar="URL", help="Where the gateway answers."
+)
+subject_option = click.option(
+    "--subject",
+    envvar="STATEROOM_SUBJECT",
+    show_envvar=True,
+    metavar="ID",
+    help="The subject to act for, when the API key is a service key; ~shared is the tenant's own.",
+)
+data_dir_option = click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Folder of an embedded gateway, running or not, instead of settings in the environment.",
+)

@@ -130,6 +130,12 @@ def moment(value: str | None) -> str:
     return parsed.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
+def member(name: str, value: Any) -> str:
+    """Return the member ``name`` of a resource as it stands in a table: a time as a `moment`, all else as a `cell`."""
+    is_time = name == "at" or name.endswith(("_at", "_until", "_since"))
+    return moment(value) if is_time and isinstance(value, str) else cell(value)
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, empty: str) -> None:
     """Print a table to stdout, or the remark ``empty`` to stderr when there are no rows."""
     from rich import box
@@ -154,14 +160,14 @@ def record(fields: Mapping[str, str]) -> None:
         print(f"{name:<{width}}  {value}", file=results(), flush=True)
 
 
-def failure(found: Failure) -> None:
+def failure(failed: Failure) -> None:
     """Print a failure to stderr: title, detail, facts and hint."""
     from rich.text import Text
 
-    lines = [Text.assemble(("error: ", "bold red"), (safe(found.title), "bold"))]
-    lines += [Text(f"  {safe(text)}") for text in found.detail.splitlines()]
-    lines += [Text.assemble((f"  {name}: ", "dim"), safe(value)) for name, value in found.facts.items()]
-    lines += [Text.assemble(("  hint: ", "green"), safe(text)) for text in found.hint.splitlines()]
+    lines = [Text.assemble(("error: ", "bold red"), (safe(failed.title), "bold"))]
+    lines += [Text(f"  {safe(text)}") for text in failed.detail.splitlines()]
+    lines += [Text.assemble((f"  {name}: ", "dim"), safe(value)) for name, value in failed.facts.items()]
+    lines += [Text.assemble(("  hint: ", "green"), safe(text)) for text in failed.hint.splitlines()]
     output = console(sys.stderr)
     for text_line in lines:
         output.print(text_line)
@@ -173,16 +179,16 @@ def document(value: Any) -> None:
         print(safe(text), file=results(), flush=True)
 
 
-def change(found: "Change", *, value_characters_max: int | None) -> None:
+def change(changed: "Change", *, value_characters_max: int | None) -> None:
     """Print one difference of two states: a line for its path, and one for each side."""
     from rich.text import Text
 
     from gateway.cli.state_diff import ABSENT
 
     output = console(results())
-    sign, style = {"added": ("+", "green"), "removed": ("-", "red"), "changed": ("~", "yellow")}[found.kind]
-    output.print(Text(f"{sign} {safe(found.path or '/')}", style=style), soft_wrap=True)
-    for side, value, colour in (("-", found.before, "red"), ("+", found.after, "green")):
+    sign, style = {"added": ("+", "green"), "removed": ("-", "red"), "changed": ("~", "yellow")}[changed.kind]
+    output.print(Text(f"{sign} {safe(changed.path or '/')}", style=style), soft_wrap=True)
+    for side, value, colour in (("-", changed.before, "red"), ("+", changed.after, "green")):
         if value is not ABSENT:
             text = safe(compact(value))
             if value_characters_max is not None and len(text) > value_characters_max:

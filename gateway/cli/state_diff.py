@@ -27,7 +27,7 @@ class Change:
     Attributes:
         path: JSON pointer (RFC 6901). For what was removed or changed its indices count in the older state,
             for what was added in the newer one.
-        kind: What happened.
+        kind: The kind of difference.
         before: The older value, `ABSENT` when added.
         after: The newer value, `ABSENT` when removed.
     """

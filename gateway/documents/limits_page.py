@@ -39,7 +39,7 @@ class Limit:
     Attributes:
         name: As problems name it.
         source: The number, or the module that has it by this name.
-        what: What it bounds.
+        what: A phrase for what it bounds.
         then: The code of the problem beyond it, or a sentence where nothing is refused.
     """
 

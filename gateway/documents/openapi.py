@@ -42,113 +42,105 @@ _WITH_VERSION = (
 )  # fmt: skip
 _OPEN = {"type": "object", "additionalProperties": True}
 _ID = "An id; one that does not match [A-Za-z0-9][A-Za-z0-9._:@|+-]{0,254} travels as ~ and its base64url."
-_PARAMETERS: dict[str, dict[str, Any]] = {
+_HEADERS: dict[str, dict[str, Any]] = {
     "If-Match": {
-        "name": "If-Match", "in": "header", "schema": {"type": "string"},
         "description": "The ETag of the head you loaded, or several: 412 head-moved when none of them is the head any "
         "more; a weak one never is (RFC 9110). *: there must be a head, whichever; not enough for changes and for "
         "strict threads.",
         "example": '"1f0c6c3e-0000-6000-8000-000000000001"',
     },
     "If-Match-Tag": {
-        "name": "If-Match", "in": "header", "schema": {"type": "string"},
+        "name": "If-Match",
         "description": "412 content-changed when the content has none of these ETags.",
     },
     "If-None-Match": {
-        "name": "If-None-Match", "in": "header", "schema": {"type": "string", "enum": ["*"]},
+        "schema": {"type": "string", "enum": ["*"]},
         "description": "*: the namespace must not have a checkpoint yet.",
     },
     "If-None-Match-Head": {
-        "name": "If-None-Match", "in": "header", "schema": {"type": "string"},
+        "name": "If-None-Match",
         "description": "304 when the checkpoint is the head that one of these ETags names, and it has no pending "
         "writes, or Stateroom-Known-Token is its thread token; not with resolve=inline.",
     },
     "If-None-Match-Tag": {
-        "name": "If-None-Match", "in": "header", "schema": {"type": "string"},
+        "name": "If-None-Match",
         "description": "304 when what is asked for has one of these ETags.",
     },
     "If-Unmodified-Since": {
-        "name": "If-Unmodified-Since", "in": "header", "schema": {"type": "string"},
         "description": "412 content-changed when the artifact is younger; ignored beside If-Match.",
         "example": "Sun, 06 Nov 1994 08:49:37 GMT",
     },
     "If-Modified-Since": {
-        "name": "If-Modified-Since", "in": "header", "schema": {"type": "string"},
         "description": "304 when the artifact is not younger; ignored beside If-None-Match.",
         "example": "Sun, 06 Nov 1994 08:49:37 GMT",
     },
     "Range": {
-        "name": "Range", "in": "header", "schema": {"type": "string"},
         "description": "One range of bytes: 206, or 416. Several ranges, or another unit: all of it.",
         "example": "bytes=0-1023",
     },
     "Want-Repr-Digest": {
-        "name": "Want-Repr-Digest", "in": "header", "schema": {"type": "string"},
         "description": "`sha-256=10` asks for the digest of the whole content (RFC 9530).",
     },
     "Want-Content-Digest": {
-        "name": "Want-Content-Digest", "in": "header", "schema": {"type": "string"},
         "description": "`sha-256=10` asks for the digest of what the answer holds (RFC 9530).",
     },
     "If-Range": {
-        "name": "If-Range", "in": "header", "schema": {"type": "string"},
         "description": "The ETag the range is of; with another one, all of it.",
     },
     "Content-Digest": {
-        "name": "Content-Digest", "in": "header",
         "schema": {"type": "string", "pattern": "^sha-256=:[A-Za-z0-9+/]{43}=:$"},
         "description": "SHA-256 of the body (RFC 9530), verified: 400 digest-mismatch.",
     },
     "Stateroom-Artifact-Name": {
-        "name": "Stateroom-Artifact-Name", "in": "header", "required": True, "schema": {"type": "string"},
+        "required": True,
         "description": "The file's name: visible ASCII, or UTF-8'' and percent-encoded UTF-8 (RFC 8187); 1 to 255 "
         "bytes.",
         "example": "UTF-8''screen%20shot.png",
     },
     "Stateroom-Artifact-Metadata": {
-        "name": "Stateroom-Artifact-Metadata", "in": "header", "schema": {"type": "string"},
         "description": "base64url of a JSON object of at most 16 KiB.",
     },
     "Stateroom-Artifact-Preview": {
-        "name": "Stateroom-Artifact-Preview", "in": "header", "schema": {"type": "string"},
         "description": "base64url of at most 4,096 bytes: a thumbnail or a summary.",
     },
     "Idempotency-Key": {
-        "name": "Idempotency-Key", "in": "header",
         "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
         "description": "Makes repeating the request safe: again, with the same body, it does nothing and names "
         "what was made, with 200 instead of 201 and Idempotency-Replayed; a secret is shown once. With another body, "
         "422 idempotency-key-reused.",
     },
     "Stateroom-Subject": {
-        "name": "Stateroom-Subject", "in": "header", "schema": {"type": "string"},
         "description": "For whom a service key acts; ~shared is the tenant's own subject. " + _ID,
         "example": "user-42",
     },
     "Stateroom-Known-Token": {
-        "name": "Stateroom-Known-Token", "in": "header", "schema": {"type": "string", "maxLength": 2048},
+        "schema": {"type": "string", "maxLength": 2048},
         "description": "The newest Stateroom-Thread-Token you kept of this thread: 409 rollback-detected when it is "
         "older than that, or another one.",
     },
     "Stateroom-Client-Share": {
-        "name": "Stateroom-Client-Share", "in": "header",
         "schema": {"type": "string", "minLength": 44, "maxLength": 44, "contentEncoding": "base64"},
         "description": "32 random bytes that only the client keeps. A thread that is made with it (by its first save, "
         "pending write or settings) opens only with it from then on; lost share, lost data.",
     },
     "Accept-State-Version": {
-        "name": "Accept-State-Version", "in": "header", "schema": {"type": "string"},
         "description": "The version of its state that the reader knows, for every schema or by schema. State that was "
         "saved at another one is converted in memory, pending writes too; that of a schema which the header does "
         "not name is 409 state-schema-mismatch. Absent: as it was saved.",
         "example": "travel=2",
     },
     "X-Request-Id": {
-        "name": "X-Request-Id", "in": "header",
         "schema": {"type": "string", "pattern": "^[A-Za-z0-9._:-]{1,128}$"},
         "description": "Echoed, logged, and in problems.",
     },
 }  # fmt: skip
+_PARAMETERS = {
+    key: {"name": key, "in": "header"}
+    | ({"required": True} if "required" in header else {})
+    | {"schema": {"type": "string"}}
+    | header
+    for key, header in _HEADERS.items()
+}
 
 
 def document(operations: list[tuple[str, Operation[Any]]], *, public_url: str) -> dict[str, Any]:
@@ -241,8 +233,8 @@ def _query_parameters(shape: type[Struct]) -> list[dict[str, Any]]:
         if plain.get("default", ...) is None:
             del plain["default"]
         if "anyOf" in plain:  # absent is how a query says null
-            given = [option for option in plain["anyOf"] if option != {"type": "null"}]
-            plain = given[0] if len(given) == 1 else {"anyOf": given}
+            options = [option for option in plain["anyOf"] if option != {"type": "null"}]
+            plain = options[0] if len(options) == 1 else {"anyOf": options}
         if isinstance(plain.get("enum"), list):
             plain["enum"] = [choice for choice in plain["enum"] if choice is not None]
         shown = portable(plain, name) | ({"default": plain["default"]} if "default" in plain else {})
@@ -356,7 +348,7 @@ def _operation(one: Operation[Any]) -> dict[str, Any]:  # noqa: C901, PLR0912  o
 
 def api_document(public_url: str) -> dict[str, Any]:
     """The OpenAPI document of every operation there is."""
-    operations = [(group, route.operation) for group, found in routes.GROUPS.items() for route in found]
+    operations = [(group, route.operation) for group, group_routes in routes.GROUPS.items() for route in group_routes]
     return document(operations, public_url=public_url)
 
 

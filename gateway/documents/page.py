@@ -108,8 +108,8 @@ def _operation(path: str, method: str, operation: dict[str, Any], document: dict
     title = f'<h3 id="{name}"><span class=method>{method.upper()}</span> <code>{_text(path)}</code></h3>'
     parts = [title, f"<p>{_text(operation['summary'])} {about}</p>"]
     rows = []
-    for given in operation.get("parameters", []):
-        parameter = document["components"]["parameters"][given["$ref"].rsplit("/", 1)[-1]] if "$ref" in given else given
+    for shown in operation.get("parameters", []):
+        parameter = document["components"]["parameters"][shown["$ref"].rsplit("/", 1)[-1]] if "$ref" in shown else shown
         rows.append(
             f"<tr><td><code>{_text(parameter['name'])}</code><td>{_text(parameter['in'])}"
             f"{', required' if parameter.get('required') else ''}<td>{_text(_form(parameter['schema']))}"

@@ -95,7 +95,7 @@ def portable(schema: Any, name: str = "") -> Any:
         return [portable(each, name) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    found: dict[str, Any] = {
+    plain: dict[str, Any] = {
         key: {member: portable(each, member) for member, each in value.items()}
         if key == "properties"
         else value
@@ -104,13 +104,13 @@ def portable(schema: Any, name: str = "") -> Any:
         for key, value in schema.items()
         if key != "default"
     }
-    if "pattern" in found:
-        found["pattern"] = found["pattern"].replace(_PATTERN_END, "$")
-    if found.get("type") == "object" and not found.keys() & {"properties", "additionalProperties"}:
-        found["additionalProperties"] = True
-    if found.get("type") == "integer" and found.get("maximum", found.get("exclusiveMaximum", 2**63)) > _BITS_32:
-        found["format"] = "int64"  # without it, generated Go, Java and C# have 32 bits for bytes and sequences
-    if found.get("type") == "string" and "format" not in found:
+    if "pattern" in plain:
+        plain["pattern"] = plain["pattern"].replace(_PATTERN_END, "$")
+    if plain.get("type") == "object" and not plain.keys() & {"properties", "additionalProperties"}:
+        plain["additionalProperties"] = True
+    if plain.get("type") == "integer" and plain.get("maximum", plain.get("exclusiveMaximum", 2**63)) > _BITS_32:
+        plain["format"] = "int64"  # without it, generated Go, Java and C# have 32 bits for bytes and sequences
+    if plain.get("type") == "string" and "format" not in plain:
         form = "date-time" if is_moment(name) else "uuid" if name in _UUIDS else None
-        found |= {} if form is None else {"format": form}
-    return found
+        plain |= {} if form is None else {"format": form}
+    return plain

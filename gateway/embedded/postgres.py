@@ -149,14 +149,14 @@ class EmbeddedPostgres(Engine):
 
     def attach(self) -> None:
         """See `Engine`."""
-        found = self._lock_file()
-        if found is None or not self._is_ours(found[0]):
+        lock = self._lock_file()
+        if lock is None or not self._is_ours(lock[0]):
             raise self._absent()
-        self._port = found[1]
+        self._port = lock[1]
 
     def _is_ready(self) -> bool:
-        found = self._lock_file()
-        return found is not None and found[0] == self._pid
+        lock = self._lock_file()
+        return lock is not None and lock[0] == self._pid
 
     def _lock_file(self) -> tuple[int, int] | None:
         """The process and the port of a server that is ready, or None."""

@@ -43,8 +43,8 @@ def _sockets(ports: Mapping[str, int]) -> list[Path]:
 
 def _is_replaceable(path: Path) -> bool:
     """Whether a socket is one that we, hence our engine, can replace: /tmp keeps other users' from us."""
-    found = path.lstat()
-    return stat.S_ISSOCK(found.st_mode) and os.geteuid() in (0, found.st_uid)
+    status = path.lstat()
+    return stat.S_ISSOCK(status.st_mode) and os.geteuid() in (0, status.st_uid)
 
 
 def _all_free(ports: Mapping[str, int]) -> bool:

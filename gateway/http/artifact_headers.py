@@ -208,14 +208,14 @@ def match(header: str | None, tag: str) -> bool:
     """
     if header is None or header.strip() == "*":
         return True
-    return any(found[1] is None and found[2] == tag for found in _ENTITY_TAG.finditer(header))
+    return any(each[1] is None and each[2] == tag for each in _ENTITY_TAG.finditer(header))
 
 
 def none_match(header: str | None, tag: str) -> bool:
     """Whether If-None-Match names ``tag``, so that the answer is 304 (weak comparison, RFC 9110 section 13.1.2)."""
     if header is None:
         return False
-    return header.strip() == "*" or any(found[1] == tag for found in _ENTITY_TAG.findall(header))
+    return header.strip() == "*" or any(each[1] == tag for each in _ENTITY_TAG.findall(header))
 
 
 def last_modified(modified_at: datetime) -> str:
@@ -245,12 +245,12 @@ def _parse_date(text: str, modified_at: datetime) -> datetime | None:
     """An HTTP-date, or None; ``modified_at`` says which century a year of two digits is in."""
     for form in (_IMF_DATE, *_OBSOLETE_DATES):
         try:
-            found = datetime.strptime(text, form).replace(tzinfo=UTC)
+            date = datetime.strptime(text, form).replace(tzinfo=UTC)
         except ValueError:
             continue
-        if "%y" in form and found.year > modified_at.year + _YEARS_AHEAD_MAX:
-            found = found.replace(year=found.year - 100)
-        return found
+        if "%y" in form and date.year > modified_at.year + _YEARS_AHEAD_MAX:
+            date = date.replace(year=date.year - 100)
+        return date
     return None
 
 

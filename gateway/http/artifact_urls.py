@@ -23,7 +23,6 @@ from storage.encoding import encode_msgpack
 from storage.keys.key_seals import Peppers
 
 URL_SECONDS_MAX = 900  # as long as a page that shows a picture is looked at; a new one costs one request
-URL_SECONDS_DEFAULT = 300
 TOKEN_CHARACTERS_MAX = 1024  # a subject of 255 bytes and the rest, in base64
 _MAC_BYTES = 32
 _METHOD = "GET"

@@ -36,8 +36,8 @@ class Connections:
     """What all connections of a process go by.
 
     Attributes:
-        metrics: Where refusals are counted.
-        public_url: Where problems are explained.
+        metrics: The metrics that count refusals.
+        public_url: The URL below which problems are explained.
         header_seconds_max: How long a request's head may take.
         unread_seconds_max: How long a client may leave what was sent to it unread.
         connections_max: How many there may be.
@@ -52,10 +52,10 @@ class Connections:
     def refuse(self, reason: Exception, server_headers: Sequence[tuple[bytes, bytes]]) -> bytes:
         """The answer to what did not become a request, counted and logged."""
         request_id = str(uuid7())
-        problem, told = describe(reason, public_url=self.public_url, request_id=request_id)
+        problem, fields = describe(reason, public_url=self.public_url, request_id=request_id)
         body = encode_json(problem)
-        told |= {"connection": "close", "content-length": str(len(body)), "x-request-id": request_id}
-        headers = [*server_headers, *COMMON_HEADERS, *((name.encode(), text.encode()) for name, text in told.items())]
+        fields |= {"connection": "close", "content-length": str(len(body)), "x-request-id": request_id}
+        headers = [*server_headers, *COMMON_HEADERS, *((name.encode(), text.encode()) for name, text in fields.items())]
         self.metrics.refused(problem.code)
         _log.info("connection refused", code=problem.code, status=problem.status, request_id=request_id)
         lines = b"".join(b"%b: %b\r\n" % header for header in headers)
@@ -68,7 +68,7 @@ class BoundedConnection(HttpToolsProtocol):
     No timer is set for a request whose head comes in one piece, and nothing is done for each byte or header.
 
     Args:
-        connections: What it goes by.
+        connections: The settings and counters of the process's connections.
         arguments: uvicorn's.
     """
 

@@ -89,10 +89,10 @@ async def stream(
     Args:
         slices: The content.
         status: 200 or 206.
-        headers: Its headers but Content-Length.
+        headers: The headers but Content-Length.
         size_bytes: How many bytes the slices have together; None: nobody knows, and only an answer that ends as HTTP
             says (not by a closed connection) is whole.
-        held: What to let go of when the answer has ended.
+        held: Everything to let go of when the answer has ended.
 
     Raises:
         Exception: what opening the first slice raised; then nothing was sent.

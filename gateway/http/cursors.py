@@ -9,9 +9,12 @@ import base64
 import binascii
 import hashlib
 import hmac
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta, Struct
 
+from gateway.admission import limits
 from gateway.problems import InvalidRequest
 from gateway.wire.problems import Fault
 from storage.encoding import encode_msgpack
@@ -19,6 +22,13 @@ from storage.keys.key_seals import Peppers
 
 _MAC_BYTES = 16  # 128 bits: a forgery would only start the caller's own list elsewhere
 _after = msgspec.msgpack.Decoder(tuple[str, ...])
+
+
+class PageQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which page of a list."""
+
+    limit: Annotated[int, Meta(ge=1, le=limits.PAGE_ITEMS_MAX)] = limits.PAGE_ITEMS_DEFAULT
+    cursor: str | None = None
 
 
 class Cursors:
@@ -56,9 +66,31 @@ class Cursors:
             sealed = b""
         claimed, position = sealed[:_MAC_BYTES], sealed[_MAC_BYTES:]
         keys = (self._signing, *self._accepted)
-        given = any(hmac.compare_digest(claimed, self._mac(binding, position, key)) for key in keys)
-        if not position or not given:
+        genuine = any(hmac.compare_digest(claimed, self._mac(binding, position, key)) for key in keys)
+        if not position or not genuine:
             raise InvalidRequest(
                 Fault(detail="this cursor was not given for this list; start without one", parameter="cursor")
             )
         return _after.decode(position)
+
+
+class ListCursor:
+    """Where one page of a list begins, and the cursor of the page after it.
+
+    Args:
+        cursors: Signs and reads.
+        binding: Everything that the list depends on.
+        given: The cursor that the client sent; None: the list's beginning.
+
+    Raises:
+        InvalidRequest: the cursor is forged, damaged or another list's.
+    """
+
+    def __init__(self, cursors: Cursors, binding: bytes, cursor: str | None) -> None:
+        self._cursors = cursors
+        self._binding = binding
+        self.after = cursors.read(binding, cursor)
+
+    def next(self, after: tuple[str, ...] | None) -> str | None:
+        """The cursor of the page that begins ``after``; None: this page is the last."""
+        return self._cursors.write(self._binding, after)

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import hashlib
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
@@ -25,18 +25,10 @@ from gateway.admission.slices import JOINED_BESIDE_BYTES_MIN
 from gateway.bodies import codec
 from gateway.bodies.codec import MEDIA_TYPES, body_format, encode_body, reply_format
 from gateway.bodies.scanning import Format, Values
+from gateway.bodies.validation import A_TIME, explain, missing_member
 from gateway.http.asgi import Receive, Scope, Send
 from gateway.http.compressing import CODING, COMPRESSED_BYTES_MIN, accepts_gzip, compress
-from gateway.problems import (
-    A_TIME,
-    BodyTimeout,
-    BodyTooLarge,
-    InvalidRequest,
-    MalformedBody,
-    UnsupportedMediaType,
-    explain,
-    missing_member,
-)
+from gateway.problems import BodyTimeout, BodyTooLarge, InvalidRequest, MalformedBody, UnsupportedMediaType
 from gateway.wire.base import alternatives
 from gateway.wire.problems import Fault
 from storage.concurrency.turns import loop_turn
@@ -95,7 +87,7 @@ class Facts:
     status: int = 0
     code: str | None = None  # of the problem it was answered with
     access: tuple[UUID, str, str] | None = None  # what the audit log notes: chain, actor, whose rows
-    share: limits.Share | None = None  # of who was authenticated
+    reservation: limits.Reservation | None = None  # of who was authenticated
     bodiless: bool = False  # a HEAD, which handlers see as a GET: its body need not be made
 
     @classmethod
@@ -178,8 +170,8 @@ def path_id(text: str, parameter: str) -> str:
 def place(*segments: str, **query: str) -> str:
     """The path of a resource, as Location gives it; ids are encoded here, what of ``query`` is empty is left out."""
     path = "/".join(quote(encode_id(segment), safe=_PATH_SAFE) for segment in segments)
-    given = {name: value for name, value in query.items() if value}
-    return f"/v1/{path}?{urlencode(given)}" if given else f"/v1/{path}"
+    parameters = {name: value for name, value in query.items() if value}
+    return f"/v1/{path}?{urlencode(parameters)}" if parameters else f"/v1/{path}"
 
 
 def path_uuid(text: str, otherwise: type[Exception]) -> UUID:
@@ -195,34 +187,32 @@ def path_uuid(text: str, otherwise: type[Exception]) -> UUID:
 
 @functools.cache
 def _lists(shape: type[Struct]) -> frozenset[str]:
-    return frozenset(
-        member.encode_name
-        for member in msgspec.structs.fields(shape)
-        if isinstance(msgspec.inspect.type_info(member.type), msgspec.inspect.ListType)
-    )
+    return _members(shape, lambda kind: isinstance(kind, msgspec.inspect.ListType))
 
 
 @functools.cache
 def _nullables(shape: type[Struct]) -> frozenset[str]:
     """Parameters whose text ``null`` the validator would take for no value; of plain text it is a text like others."""
     plain = (msgspec.inspect.StrType, msgspec.inspect.NoneType)
-    return frozenset(
-        member.encode_name
-        for member in msgspec.structs.fields(shape)
-        if isinstance(found := msgspec.inspect.type_info(member.type), msgspec.inspect.UnionType)
-        and not all(isinstance(each, plain) for each in found.types)
+    return _members(
+        shape,
+        lambda kind: (
+            isinstance(kind, msgspec.inspect.UnionType) and not all(isinstance(each, plain) for each in kind.types)
+        ),
     )
 
 
 @functools.cache
 def _moments(shape: type[Struct]) -> frozenset[str]:
     """Parameters that are times: of a number the validator would make one, too, by a unit that it guesses."""
-    return frozenset(
-        member.encode_name
-        for member in msgspec.structs.fields(shape)
-        for each in alternatives(msgspec.inspect.type_info(member.type))
-        if isinstance(each, msgspec.inspect.DateTimeType)
+    return _members(
+        shape, lambda kind: any(isinstance(each, msgspec.inspect.DateTimeType) for each in alternatives(kind))
     )
+
+
+def _members(shape: type[Struct], is_one: Callable[[msgspec.inspect.Type], bool]) -> frozenset[str]:
+    fields = msgspec.structs.fields(shape)
+    return frozenset(field.encode_name for field in fields if is_one(msgspec.inspect.type_info(field.type)))
 
 
 def parse_query(query: bytes, shape: type[Q]) -> Q:
@@ -282,13 +272,13 @@ def _convert(values: dict[str, str | list[str]], shape: type[Q], faults: dict[st
             try:
                 msgspec.convert(values[name], member.type, strict=False)
             except msgspec.ValidationError as error:
-                found = explain(error, member.type, (name,))
-                faults[name] = found.what
-                limit = limit or found.limit
+                difference = explain(error, member.type, (name,))
+                faults[name] = difference.what
+                limit = limit or difference.limit
     raise InvalidRequest(*(Fault(detail=what, parameter=name) for name, what in faults.items()), limit=limit)
 
 
-async def read_body(headers: dict[bytes, bytes], receive: Receive, share: limits.Share) -> bytes:
+async def read_body(headers: dict[bytes, bytes], receive: Receive, reservation: limits.Reservation) -> bytes:
     """Read a body without ever holding more than `limits.BODY_BYTES_MAX`, nor more than is left for all of them.
 
     Raises:
@@ -314,7 +304,7 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive, share: limits
                 size += len(chunk)
                 if size > limits.BODY_BYTES_MAX:
                     raise BodyTooLarge
-                share.take(len(chunk))
+                reservation.take(len(chunk))
                 chunks.append(chunk)
                 if not message["more_body"]:
                     return await _whole(chunks)
@@ -338,7 +328,7 @@ async def stream_body(
 
     Args:
         headers: The request's.
-        receive: Where it arrives.
+        receive: The channel that it arrives on.
         bytes_max: How long it may be.
         limit: The name of that limit.
 
@@ -378,8 +368,8 @@ class Exchange:
     """A request as handlers see it, and the way to answer it. Made before the handler runs.
 
     Args:
-        facts: What is known of the request.
-        receive: Where the body arrives.
+        facts: The facts of the request.
+        receive: The channel that the body arrives on.
         path: The operation's path, with its parameters in braces.
         any_accept: Whether the answer has a media type of its own, whatever is accepted.
 
@@ -400,18 +390,18 @@ class Exchange:
 
     def header(self, name: str) -> str | None:
         """A header's text, or None."""
-        found = self.facts.headers.get(name.lower().encode("ascii"))
-        return None if found is None else found.decode("latin-1")
+        value = self.facts.headers.get(name.lower().encode("ascii"))
+        return None if value is None else value.decode("latin-1")
 
     def query(self, shape: type[Q]) -> Q:
         """The query as a ``shape``; see `parse_query`."""
         return parse_query(self.facts.query, shape)
 
     @property
-    def share(self) -> limits.Share:
+    def reservation(self) -> limits.Reservation:
         """What the request holds of the process's memory and time."""
-        assert self.facts.share is not None  # noqa: S101  for the type checker: no public route takes or gives much
-        return self.facts.share
+        assert self.facts.reservation is not None  # noqa: S101  for the type checker: no public route takes or gives much
+        return self.facts.reservation
 
     async def body(self, shape: type[T]) -> tuple[T, Format, bytes]:
         """The body as a ``shape``, its format, and its bytes as they were read; see `codec.read_body`."""
@@ -420,9 +410,9 @@ class Exchange:
         if b"content-type" not in headers and not announced:
             raise MalformedBody("a body is required; its Content-Type is application/json or application/msgpack")
         name = body_format(headers.get(b"content-type"), headers.get(b"content-encoding"))
-        content = await read_body(headers, self._receive, self.share)
+        content = await read_body(headers, self._receive, self.reservation)
         self.values = Values(len(content))
-        shown, content = await self.share.run(codec.read_body(name, content, shape, self.values), len(content))
+        shown, content = await self.reservation.run(codec.read_body(name, content, shape, self.values), len(content))
         return shown, name, content
 
     def announced_bytes(self) -> int | None:
@@ -587,8 +577,8 @@ class Exchange:
         """Answer with ``content`` in the negotiated format.
 
         Args:
-            content: What to say.
-            status: Of success; 201 and 202 say where what was made or begun is.
+            content: The content, of any shape.
+            status: The status of success; 201 and 202 say where what was made or begun is.
             etag: The head's id.
             token: The thread's token.
             compressed: Whether it is compressed for who accepts that; see `gateway.http.compressing` for what may be.
@@ -603,8 +593,8 @@ class Exchange:
         if location is not None:
             headers.append((b"location", location.encode("ascii")))
         body = encode_body(self.format, content)
-        if self.facts.share is not None:
-            self.facts.share.hold(len(body))
+        if self.facts.reservation is not None:
+            self.facts.reservation.hold(len(body))
         return Answer(
             status, headers, body, packed=compressed and accepts_gzip(self.facts.headers.get(b"accept-encoding"))
         )
@@ -627,11 +617,11 @@ class Answer:
     """An answer that is complete.
 
     Args:
-        status: Its status.
-        headers: Its headers but Content-Length.
+        status: The status.
+        headers: The headers but Content-Length.
         body: All of its body.
         packed: Whether it is sent compressed, if that is worth it.
-        size_bytes: What Content-Length says of a body that stays away; None: the body is here.
+        size_bytes: The Content-Length of a body that stays away; None: the body is here.
     """
 
     def __init__(

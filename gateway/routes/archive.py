@@ -1,6 +1,5 @@
 """Moving a thread to the archive and back, as jobs: asking for it, and what shows of it meanwhile."""
 
-from http import HTTPMethod
 from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -10,7 +9,7 @@ from gateway.authentication.principals import SUBJECT
 from gateway.http.exchange import Answer, path_id
 from gateway.problems import InvalidRequest
 from gateway.routes.jobs import begun
-from gateway.routing.operations import Call, Operation, route
+from gateway.routing.operations import Call, Operation
 from gateway.wire.problems import Fault
 from storage import model
 from storage.archive.moving import ArchiveStatus
@@ -26,18 +25,7 @@ class ArchiveQuery(Struct, kw_only=True, forbid_unknown_fields=True):
 
 def thread_out(thread: model.Thread) -> wire.threads.Thread:
     """A thread as lists show it."""
-    return wire.threads.Thread(
-        thread_id=thread.thread_id,
-        agent=thread.agent,
-        status=thread.status,
-        tier=thread.tier,
-        strict=thread.strict,
-        client_share=thread.client_share,
-        created_at=thread.created_at,
-        updated_at=thread.updated_at,
-        head_id=thread.head_id,
-        damaged=True if thread.damaged else UNSET,
-    )
+    return wire.threads.Thread.of(thread, archive=UNSET, damaged=True if thread.damaged else UNSET)
 
 
 def described(status: ArchiveStatus) -> wire.threads.ThreadArchive | UnsetType:
@@ -45,13 +33,9 @@ def described(status: ArchiveStatus) -> wire.threads.ThreadArchive | UnsetType:
     stub = status.stub
     if stub is None or status.state == "hot":
         return UNSET
-    return wire.threads.ThreadArchive(
+    return wire.threads.ThreadArchive.of(
+        stub,
         state=status.state,
-        storage_class=stub.storage_class,
-        checkpoints=stub.checkpoints,
-        pending_writes=stub.pending_writes,
-        hot_bytes=stub.hot_bytes,
-        size_bytes=stub.size_bytes,
         archived_at=stub.created_at,
         retry_after_seconds=status.retry_after_seconds,
         progress=status.progress,
@@ -59,29 +43,25 @@ def described(status: ArchiveStatus) -> wire.threads.ThreadArchive | UnsetType:
     )
 
 
-@route(
-    Operation(
-        name="archive_thread",
-        method=HTTPMethod.POST,
-        path="/v1/threads/{thread_id}/archive",
-        reach=SUBJECT,
-        summary="Move a thread to the archive; a job does it (202). 200: it is there. Repeating while it goes on names "
-        "the same job.",
-        permission="state:write",
-        query=ArchiveQuery,
-        returns=wire.jobs.Job,
-        returns_otherwise=wire.threads.Thread,
-        statuses=(202, 200),
-        problems=("thread-not-found", "thread-busy", "archive-unavailable"),
-    )
+@Operation(
+    "POST /v1/threads/{thread_id}/archive",
+    reach=SUBJECT,
+    summary="Move a thread to the archive; a job does it (202). 200: it is there. Repeating while it goes on names "
+    "the same job.",
+    permission="state:write",
+    query=ArchiveQuery,
+    returns=wire.jobs.Job,
+    returns_otherwise=wire.threads.Thread,
+    statuses=(202, 200),
+    problems=("thread-not-found", "thread-busy", "archive-unavailable"),
 )
 async def archive_thread(call: Call[Scope], thread_id: str) -> Answer:
     query = call.exchange.query(ArchiveQuery)
     name = path_id(thread_id, "thread_id")
-    thread = await call.services.store.threads.get(call.scope, name)
+    thread = await call.store.threads.get(call.scope, name)
     if thread.tier == "archive":
         return call.exchange.reply(thread_out(thread))
-    beginning = call.services.store.archives.begin_archive(call.scope, name, call.principal.actor, query.storage_class)
+    beginning = call.store.archives.begin_archive(call.scope, name, call.actor, query.storage_class)
     try:
         job_id = await call.services.write(call.scope, name, beginning)
     except InvalidState as error:  # it was not in a body
@@ -89,30 +69,22 @@ async def archive_thread(call: Call[Scope], thread_id: str) -> Answer:
     return await begun(call, job_id)
 
 
-@route(
-    Operation(
-        name="restore_thread",
-        method=HTTPMethod.POST,
-        path="/v1/threads/{thread_id}/restore",
-        reach=SUBJECT,
-        summary="Bring a thread back from the archive, thawing it first if need be; a job does it (202). 200: it is "
-        "hot. Repeating while it goes on names the same job. How far it is shows in GET of the thread.",
-        permission="state:write",
-        returns=wire.jobs.Job,
-        returns_otherwise=wire.threads.Thread,
-        statuses=(202, 200),
-        problems=("thread-not-found", "thread-busy", "archive-unavailable"),
-    )
+@Operation(
+    "POST /v1/threads/{thread_id}/restore",
+    reach=SUBJECT,
+    summary="Bring a thread back from the archive, thawing it first if need be; a job does it (202). 200: it is "
+    "hot. Repeating while it goes on names the same job. How far it is shows in GET of the thread.",
+    permission="state:write",
+    returns=wire.jobs.Job,
+    returns_otherwise=wire.threads.Thread,
+    statuses=(202, 200),
+    problems=("thread-not-found", "thread-busy", "archive-unavailable"),
 )
 async def restore_thread(call: Call[Scope], thread_id: str) -> Answer:
-    call.exchange.no_query()
     name = path_id(thread_id, "thread_id")
-    thread = await call.services.store.threads.get(call.scope, name)
+    thread = await call.store.threads.get(call.scope, name)
     if thread.tier == "hot":
         return call.exchange.reply(thread_out(thread))
-    beginning = call.services.store.archives.begin_restore(call.scope, name, call.principal.actor)
+    beginning = call.store.archives.begin_restore(call.scope, name, call.actor)
     job_id = await call.services.write(call.scope, name, beginning)
     return await begun(call, job_id)
-
-
-ROUTES = [archive_thread, restore_thread]

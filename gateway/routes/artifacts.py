@@ -4,7 +4,6 @@ import contextlib
 import re
 from datetime import timedelta
 from hashlib import sha256
-from http import HTTPMethod
 from typing import Annotated
 from urllib.parse import quote
 from uuid import UUID
@@ -18,7 +17,7 @@ from gateway.http import artifact_headers as headers
 from gateway.http.content import stream
 from gateway.http.exchange import NO_FORM, Answer, Exchange, encode_id, header_lines, path_id, path_uuid, place
 from gateway.problems import ArtifactUrlInvalid, BodyTooLarge, ContentChanged, InvalidRequest, UnsupportedMediaType
-from gateway.routing.operations import Call, Operation, PublicCall, public_route, route
+from gateway.routing.operations import Call, Operation, PublicCall
 from gateway.wire.problems import Fault
 from storage.administration.tenants import Usage
 from storage.artifacts import model
@@ -55,38 +54,23 @@ def _artifact_id(text: str) -> UUID:
 
 
 def _artifact(artifact: model.Artifact) -> wire.artifacts.Artifact:
-    return wire.artifacts.Artifact(
+    return wire.artifacts.Artifact.of(
+        artifact,
         artifact_id=str(artifact.artifact_id),
-        pointer=artifact.pointer,
-        thread_id=artifact.thread_id,
-        name=artifact.name,
         version=artifact.number,
-        media_type=artifact.media_type,
-        size_bytes=artifact.size_bytes,
         digest=headers.format_digest(artifact.digest),
-        metadata=artifact.metadata,
-        created_at=artifact.created_at,
         preview=UNSET if artifact.preview is None else artifact.preview,
     )
 
 
 def _upload(upload: model.Upload) -> wire.artifacts.Upload:
-    return wire.artifacts.Upload(
-        upload_id=str(upload.upload_id),
-        thread_id=upload.thread_id,
-        name=upload.name,
-        part_bytes=upload.part_bytes,
-        expires_at=upload.expires_at,
-        parts=[_part(each) for each in upload.parts],
-    )
+    parts = [_part(each) for each in upload.parts]
+    return wire.artifacts.Upload.of(upload, upload_id=str(upload.upload_id), parts=parts)
 
 
 def _part(part: model.Part) -> wire.artifacts.UploadPart:
-    return wire.artifacts.UploadPart(
-        part_number=part.number,
-        size_bytes=part.size_bytes,
-        digest=None if part.digest is None else headers.format_digest(part.digest),
-    )
+    digest = None if part.digest is None else headers.format_digest(part.digest)
+    return wire.artifacts.UploadPart.of(part, part_number=part.number, digest=digest)
 
 
 def _described(exchange: Exchange) -> model.NewArtifact:
@@ -113,59 +97,49 @@ def _described(exchange: Exchange) -> model.NewArtifact:
 # --- uploading -------------------------------------------------------------------------------------------------------
 
 
-@route(
-    Operation(
-        name="create_artifact",
-        method=HTTPMethod.POST,
-        path="/v1/threads/{thread_id}/artifacts",
-        reach=SUBJECT,
-        summary="Store a file in one request; the thread is made if there is none.",
-        permission="state:write",
-        raw_body=True,
-        returns=wire.artifacts.Artifact,
-        statuses=(201, 200),
-        headers=(*_DESCRIPTION, "Idempotency-Key", *_SHARE),
-        problems=("digest-mismatch", "thread-archived", "idempotency-key-reused", *_STORING),
-    )
+@Operation(
+    "POST /v1/threads/{thread_id}/artifacts",
+    reach=SUBJECT,
+    summary="Store a file in one request; the thread is made if there is none.",
+    permission="state:write",
+    raw_body=True,
+    returns=wire.artifacts.Artifact,
+    statuses=(201, 200),
+    headers=(*_DESCRIPTION, "Idempotency-Key", *_SHARE),
+    problems=("digest-mismatch", "thread-archived", "idempotency-key-reused", *_STORING),
 )
 async def create_artifact(call: Call[Scope], thread_id: str) -> Answer:
-    call.exchange.no_query()
     thread = path_id(thread_id, "thread_id")
     description = _described(call.exchange)
     digest = headers.parse_digest(call.exchange.header(headers.DIGEST_HEADER))
-    said = encode_msgpack((description.name, description.media_type, description.metadata, description.preview))
+    digested = encode_msgpack((description.name, description.media_type, description.metadata, description.preview))
     # Storing runs to its end once the content is there, even if the client hangs up.
-    artifact = await call.services.commits.run(
-        call.services.store.artifacts.create(
+    artifact = await call.commit(
+        call.store.artifacts.create(
             call.scope,
             thread,
             description,
             call.exchange.content(limits.ARTIFACT_BYTES_MAX, "ARTIFACT_BYTES_MAX"),
             announced=model.Announced(size_bytes=call.exchange.announced_bytes(), digest=digest),
-            idempotency=call.exchange.idempotency(thread, "msgpack", said),
+            idempotency=call.exchange.idempotency(thread, "msgpack", digested),
             share=call.exchange.client_share(),
         )
     )
     return call.exchange.reply(_artifact(artifact), status=201, location=place("artifacts", str(artifact.artifact_id)))
 
 
-@route(
-    Operation(
-        name="begin_upload",
-        method=HTTPMethod.POST,
-        path="/v1/threads/{thread_id}/uploads",
-        reach=SUBJECT,
-        summary="Begin to upload a file in parts, so that it can go on after a crash.",
-        permission="state:write",
-        body=wire.artifacts.UploadRequest,
-        returns=wire.artifacts.Upload,
-        statuses=(201, 200),
-        headers=("Idempotency-Key", *_SHARE),
-        problems=("thread-archived", "idempotency-key-reused", *_STORING),
-    )
+@Operation(
+    "POST /v1/threads/{thread_id}/uploads",
+    reach=SUBJECT,
+    summary="Begin to upload a file in parts, so that it can go on after a crash.",
+    permission="state:write",
+    body=wire.artifacts.UploadRequest,
+    returns=wire.artifacts.Upload,
+    statuses=(201, 200),
+    headers=("Idempotency-Key", *_SHARE),
+    problems=("thread-archived", "idempotency-key-reused", *_STORING),
 )
 async def begin_upload(call: Call[Scope], thread_id: str) -> Answer:
-    call.exchange.no_query()
     thread = path_id(thread_id, "thread_id")
     request, name, body = await call.exchange.body(wire.artifacts.UploadRequest)
     wrong = Fault(detail=f"must be plain JSON of at most {limits.METADATA_BYTES_MAX:,} bytes", pointer="/metadata")
@@ -180,8 +154,8 @@ async def begin_upload(call: Call[Scope], thread_id: str) -> Answer:
         metadata=headers.check_metadata(request.metadata, wrong),
         preview=request.preview,
     )
-    upload = await call.services.commits.run(
-        call.services.store.artifacts.begin(
+    upload = await call.commit(
+        call.store.artifacts.begin(
             call.scope,
             thread,
             description,
@@ -193,51 +167,41 @@ async def begin_upload(call: Call[Scope], thread_id: str) -> Answer:
     return call.exchange.reply(_upload(upload), status=201, location=place("uploads", str(upload.upload_id)))
 
 
-@route(
-    Operation(
-        name="get_upload",
-        method=HTTPMethod.GET,
-        path="/v1/uploads/{upload_id}",
-        reach=SUBJECT,
-        summary="Show an upload and the parts that arrived.",
-        permission="state:write",
-        returns=wire.artifacts.Upload,
-        headers=_SHARE,
-        problems=("upload-not-found", "blobs-not-configured", "integrity-failure", "key-destroyed"),
-    )
+@Operation(
+    "GET /v1/uploads/{upload_id}",
+    reach=SUBJECT,
+    summary="Show an upload and the parts that arrived.",
+    permission="state:write",
+    returns=wire.artifacts.Upload,
+    headers=_SHARE,
+    problems=("upload-not-found", "blobs-not-configured", "integrity-failure", "key-destroyed"),
 )
 async def get_upload(call: Call[Scope], upload_id: str) -> Answer:
-    call.exchange.no_query()
     wanted = path_uuid(upload_id, UploadNotFound)
     return call.exchange.reply(
-        _upload(await call.services.store.artifacts.upload(call.scope, wanted, share=call.exchange.client_share()))
+        _upload(await call.store.artifacts.upload(call.scope, wanted, share=call.exchange.client_share()))
     )
 
 
-@route(
-    Operation(
-        name="put_upload_part",
-        method=HTTPMethod.PUT,
-        path="/v1/uploads/{upload_id}/parts/{part_number}",
-        reach=SUBJECT,
-        summary="Send one part, numbered from 0; the same bytes again change nothing, other bytes replace it.",
-        permission="state:write",
-        raw_body=True,
-        returns=wire.artifacts.UploadPart,
-        headers=(headers.DIGEST_HEADER, *_SHARE),
-        problems=("upload-not-found", "part-invalid", "digest-mismatch", *_STORING),
-    )
+@Operation(
+    "PUT /v1/uploads/{upload_id}/parts/{part_number}",
+    reach=SUBJECT,
+    summary="Send one part, numbered from 0; the same bytes again change nothing, other bytes replace it.",
+    permission="state:write",
+    raw_body=True,
+    returns=wire.artifacts.UploadPart,
+    headers=(headers.DIGEST_HEADER, *_SHARE),
+    problems=("upload-not-found", "part-invalid", "digest-mismatch", *_STORING),
 )
 async def put_upload_part(call: Call[Scope], upload_id: str, part_number: str) -> Answer:
-    call.exchange.no_query()
     wanted = path_uuid(upload_id, UploadNotFound)
     if not _PART_NUMBER.fullmatch(part_number):
         raise InvalidRequest(Fault(detail="must be a number from 0 on", parameter="part_number"))
-    artifacts = call.services.store.artifacts
+    artifacts = call.store.artifacts
     announced = call.exchange.announced_bytes()
     if announced is not None and announced > artifacts.part_bytes:
         raise BodyTooLarge("PART_BYTES_MAX", artifacts.part_bytes)
-    part = await call.services.commits.run(
+    part = await call.commit(
         artifacts.put_part(
             call.scope,
             wanted,
@@ -251,27 +215,22 @@ async def put_upload_part(call: Call[Scope], upload_id: str, part_number: str) -
     return call.exchange.reply(_part(part))
 
 
-@route(
-    Operation(
-        name="complete_upload",
-        method=HTTPMethod.POST,
-        path="/v1/uploads/{upload_id}/complete",
-        reach=SUBJECT,
-        summary="Make an artifact of all parts. Repeating it gives the same artifact.",
-        permission="state:write",
-        body=wire.artifacts.UploadCompletion,
-        returns=wire.artifacts.Artifact,
-        statuses=(201, 200),
-        headers=_SHARE,
-        problems=("upload-not-found", "upload-incomplete", "digest-mismatch", "thread-archived", *_STORING),
-    )
+@Operation(
+    "POST /v1/uploads/{upload_id}/complete",
+    reach=SUBJECT,
+    summary="Make an artifact of all parts. Repeating it gives the same artifact.",
+    permission="state:write",
+    body=wire.artifacts.UploadCompletion,
+    returns=wire.artifacts.Artifact,
+    statuses=(201, 200),
+    headers=_SHARE,
+    problems=("upload-not-found", "upload-incomplete", "digest-mismatch", "thread-archived", *_STORING),
 )
 async def complete_upload(call: Call[Scope], upload_id: str) -> Answer:
-    call.exchange.no_query()
     request, _, _ = await call.exchange.body(wire.artifacts.UploadCompletion)
     wrong = Fault(detail="must be sha-256=:<base64 of 32 bytes>: (RFC 9530)", pointer="/digest")
-    artifact, created = await call.services.commits.run(
-        call.services.store.artifacts.complete(
+    artifact, created = await call.commit(
+        call.store.artifacts.complete(
             call.scope,
             path_uuid(upload_id, UploadNotFound),
             request.parts,
@@ -283,129 +242,95 @@ async def complete_upload(call: Call[Scope], upload_id: str) -> Answer:
     return call.exchange.reply(_artifact(artifact), status=201, location=location, replayed=not created)
 
 
-@route(
-    Operation(
-        name="abort_upload",
-        method=HTTPMethod.DELETE,
-        path="/v1/uploads/{upload_id}",
-        reach=SUBJECT,
-        summary="Give an upload up; its parts are removed.",
-        permission="state:write",
-        statuses=(204,),
-        problems=("upload-not-found", "blobs-not-configured"),
-    )
+@Operation(
+    "DELETE /v1/uploads/{upload_id}",
+    reach=SUBJECT,
+    summary="Give an upload up; its parts are removed.",
+    permission="state:write",
+    statuses=(204,),
+    problems=("upload-not-found", "blobs-not-configured"),
 )
 async def abort_upload(call: Call[Scope], upload_id: str) -> Answer:
-    call.exchange.no_query()
     wanted = path_uuid(upload_id, UploadNotFound)
-    await call.services.commits.run(call.services.store.artifacts.abort(call.scope, wanted))
+    await call.commit(call.store.artifacts.abort(call.scope, wanted))
     return Answer(204, [])
 
 
 # --- artifacts -------------------------------------------------------------------------------------------------------
 
 
-@route(
-    Operation(
-        name="list_artifacts",
-        method=HTTPMethod.GET,
-        path="/v1/threads/{thread_id}/artifacts",
-        reach=SUBJECT,
-        summary="List a thread's artifacts, newest first.",
-        permission="state:read",
-        query=ArtifactsQuery,
-        returns=wire.artifacts.ArtifactPage,
-        headers=_SHARE,
-        problems=("thread-not-found", "blobs-not-configured", "integrity-failure", "key-destroyed"),
-    )
+@Operation(
+    "GET /v1/threads/{thread_id}/artifacts",
+    reach=SUBJECT,
+    summary="List a thread's artifacts, newest first.",
+    permission="state:read",
+    query=ArtifactsQuery,
+    returns=wire.artifacts.ArtifactPage,
+    headers=_SHARE,
+    problems=("thread-not-found", "blobs-not-configured", "integrity-failure", "key-destroyed"),
 )
 async def list_artifacts(call: Call[Scope], thread_id: str) -> Answer:
     query = call.exchange.query(ArtifactsQuery)
     thread = path_id(thread_id, "thread_id")
-    binding = encode_msgpack((call.exchange.route, call.scope.tenant_id, call.scope.subject_id, thread, query.name))
-    page = await call.services.store.artifacts.list(
-        call.scope,
-        thread,
-        query.name,
-        query.limit,
-        call.services.cursors.read(binding, query.cursor),
-        share=call.exchange.client_share(),
-    )
-    return call.exchange.reply(
-        wire.artifacts.ArtifactPage(
-            artifacts=[_artifact(each) for each in page.items],
-            next_cursor=call.services.cursors.write(binding, page.after),
-        )
-    )
+    cursor = call.cursor(query.cursor, call.scope.tenant_id, call.scope.subject_id, thread, query.name)
+    share = call.exchange.client_share()
+    page = await call.store.artifacts.list(call.scope, thread, query.name, query.limit, cursor.after, share=share)
+    artifacts = [_artifact(each) for each in page.items]
+    return call.exchange.reply(wire.artifacts.ArtifactPage(artifacts=artifacts, next_cursor=cursor.next(page.after)))
 
 
-@route(
-    Operation(
-        name="get_artifact",
-        method=HTTPMethod.GET,
-        path="/v1/artifacts/{artifact_id}",
-        reach=SUBJECT,
-        summary="Show an artifact without its content.",
-        permission="state:read",
-        returns=wire.artifacts.Artifact,
-        headers=_SHARE,
-        problems=("artifact-not-found", "blobs-not-configured", "integrity-failure", "key-destroyed"),
-    )
+@Operation(
+    "GET /v1/artifacts/{artifact_id}",
+    reach=SUBJECT,
+    summary="Show an artifact without its content.",
+    permission="state:read",
+    returns=wire.artifacts.Artifact,
+    headers=_SHARE,
+    problems=("artifact-not-found", "blobs-not-configured", "integrity-failure", "key-destroyed"),
 )
 async def get_artifact(call: Call[Scope], artifact_id: str) -> Answer:
-    call.exchange.no_query()
     wanted = _artifact_id(artifact_id)
-    artifact = await call.services.store.artifacts.get(call.scope, wanted, share=call.exchange.client_share())
+    artifact = await call.store.artifacts.get(call.scope, wanted, share=call.exchange.client_share())
     return call.exchange.reply(_artifact(artifact))
 
 
-@route(
-    Operation(
-        name="delete_artifact",
-        method=HTTPMethod.DELETE,
-        path="/v1/artifacts/{artifact_id}",
-        reach=SUBJECT,
-        summary="Delete an artifact that no checkpoint names.",
-        permission="state:delete",
-        statuses=(204,),
-        problems=("artifact-not-found", "artifact-referenced", "blobs-not-configured", "commit-unknown", "legal-hold"),
-    )
+@Operation(
+    "DELETE /v1/artifacts/{artifact_id}",
+    reach=SUBJECT,
+    summary="Delete an artifact that no checkpoint names.",
+    permission="state:delete",
+    statuses=(204,),
+    problems=("artifact-not-found", "artifact-referenced", "blobs-not-configured", "commit-unknown", "legal-hold"),
 )
 async def delete_artifact(call: Call[Scope], artifact_id: str) -> Answer:
-    call.exchange.no_query()
     wanted = _artifact_id(artifact_id)
-    await call.services.commits.run(call.services.store.artifacts.delete(call.scope, wanted))
+    await call.commit(call.store.artifacts.delete(call.scope, wanted))
     return Answer(204, [])
 
 
-@route(
-    Operation(
-        name="copy_artifact",
-        method=HTTPMethod.POST,
-        path="/v1/artifacts/{artifact_id}/copy",
-        reach=SUBJECT,
-        summary="Give the same content to another thread; no byte is copied.",
-        permission="state:write",
-        body=wire.artifacts.ArtifactCopyRequest,
-        returns=wire.artifacts.Artifact,
-        statuses=(201, 200),
-        headers=("Idempotency-Key", *_SHARE),
-        problems=(
-            "artifact-not-found", "thread-archived", "idempotency-key-reused", "blobs-not-configured",
-            "commit-unknown", "integrity-failure", "key-destroyed",
-        ),
-        )
+@Operation(
+    "POST /v1/artifacts/{artifact_id}/copy",
+    reach=SUBJECT,
+    summary="Give the same content to another thread; no byte is copied.",
+    permission="state:write",
+    body=wire.artifacts.ArtifactCopyRequest,
+    returns=wire.artifacts.Artifact,
+    statuses=(201, 200),
+    headers=("Idempotency-Key", *_SHARE),
+    problems=(
+        "artifact-not-found", "thread-archived", "idempotency-key-reused", "blobs-not-configured",
+        "commit-unknown", "integrity-failure", "key-destroyed",
+    ),
 )  # fmt: skip
 async def copy_artifact(call: Call[Scope], artifact_id: str) -> Answer:
-    call.exchange.no_query()
     request, name, body = await call.exchange.body(wire.artifacts.ArtifactCopyRequest)
     wanted = _artifact_id(artifact_id)
     try:
         target = check_id(request.thread_id, "an id")
     except InvalidState as error:
         raise InvalidRequest(Fault(detail=str(error), pointer="/thread_id")) from None
-    artifact = await call.services.commits.run(
-        call.services.store.artifacts.copy(
+    artifact = await call.commit(
+        call.store.artifacts.copy(
             call.scope,
             wanted,
             target,
@@ -449,14 +374,14 @@ async def _content(
     The digest of the plaintext is in no header, which proxies log, unless a reader who is known asks for it.
     """
     artifact = content.artifact
-    said = headers.content_headers(
+    fields = headers.content_headers(
         artifact.name,
         artifact.media_type,
         artifact.tag,
         artifact.created_at,
         "inline" if disposition == "inline" else "attachment",
     )
-    tag = said["etag"]
+    tag = fields["etag"]
     held = held or contextlib.ExitStack()
     with contextlib.ExitStack() as letting_go:
         letting_go.push(held)
@@ -470,62 +395,52 @@ async def _content(
         digest = headers.format_digest(artifact.digest)
         if wanted is None:
             if tells_digests and headers.wants_digest(exchange.header("want-content-digest")):
-                said["content-digest"] = digest
+                fields["content-digest"] = digest
             status, start, length = 200, 0, artifact.size_bytes
         else:
-            said["content-range"] = wanted.content_range(artifact.size_bytes)
+            fields["content-range"] = wanted.content_range(artifact.size_bytes)
             status, start, length = 206, wanted.start, wanted.length
         if tells_digests and headers.wants_digest(exchange.header("want-repr-digest")):
-            said["repr-digest"] = digest
+            fields["repr-digest"] = digest
         if exchange.facts.bodiless:
-            return Answer(status, header_lines(said), size_bytes=length)
+            return Answer(status, header_lines(fields), size_bytes=length)
         letting_go.pop_all()
-        return await stream(content.read(start, length), status=status, headers=said, size_bytes=length, held=held)
+        return await stream(content.read(start, length), status=status, headers=fields, size_bytes=length, held=held)
 
 
-@route(
-    Operation(
-        name="get_artifact_content",
-        method=HTTPMethod.GET,
-        path="/v1/artifacts/{artifact_id}/content",
-        reach=SUBJECT,
-        summary="Download an artifact's content, or one range of it.",
-        permission="state:read",
-        statuses=(200, 206, 304),
-        headers=(*_READING, *_WANTING, *_SHARE),
-        problems=_CONTENT_PROBLEMS,
-        content=True,
-        extra_headers=_CONTENT_HEADERS,
-    )
+@Operation(
+    "GET /v1/artifacts/{artifact_id}/content",
+    reach=SUBJECT,
+    summary="Download an artifact's content, or one range of it.",
+    permission="state:read",
+    statuses=(200, 206, 304),
+    headers=(*_READING, *_WANTING, *_SHARE),
+    problems=_CONTENT_PROBLEMS,
+    content=True,
+    extra_headers=_CONTENT_HEADERS,
 )
 async def get_artifact_content(call: Call[Scope], artifact_id: str) -> Answer:
-    call.exchange.no_query()
     wanted = _artifact_id(artifact_id)
-    content = await call.services.store.artifacts.open(call.scope, wanted, share=call.exchange.client_share())
+    content = await call.store.artifacts.open(call.scope, wanted, share=call.exchange.client_share())
     return await _content(call.exchange, content, "attachment", tells_digests=True)
 
 
-@route(
-    Operation(
-        name="create_artifact_url",
-        method=HTTPMethod.POST,
-        path="/v1/artifacts/{artifact_id}/urls",
-        reach=SUBJECT,
-        summary="Make a URL that reads the artifact for a few minutes without a credential, for a browser.",
-        permission="state:read",
-        body=wire.artifacts.ArtifactUrlRequest,
-        returns=wire.artifacts.ArtifactUrl,
-        headers=_SHARE,
-        problems=(
-            "artifact-not-found", "artifact-shared", "blobs-not-configured", "integrity-failure", "key-destroyed",
-        ),
-        )
+@Operation(
+    "POST /v1/artifacts/{artifact_id}/urls",
+    reach=SUBJECT,
+    summary="Make a URL that reads the artifact for a few minutes without a credential, for a browser.",
+    permission="state:read",
+    body=wire.artifacts.ArtifactUrlRequest,
+    returns=wire.artifacts.ArtifactUrl,
+    headers=_SHARE,
+    problems=(
+        "artifact-not-found", "artifact-shared", "blobs-not-configured", "integrity-failure", "key-destroyed",
+    ),
 )  # fmt: skip
 async def create_artifact_url(call: Call[Scope], artifact_id: str) -> Answer:
-    call.exchange.no_query()
     request, _, _ = await call.exchange.body(wire.artifacts.ArtifactUrlRequest)
     wanted = _artifact_id(artifact_id)
-    artifact = await call.services.store.artifacts.get(call.scope, wanted, share=call.exchange.client_share())
+    artifact = await call.store.artifacts.get(call.scope, wanted, share=call.exchange.client_share())
     if artifact.client_share:
         raise ArtifactShared
     if request.disposition == "inline" and not headers.may_show(artifact.media_type):
@@ -544,44 +459,33 @@ async def create_artifact_url(call: Call[Scope], artifact_id: str) -> Answer:
     return call.exchange.reply(wire.artifacts.ArtifactUrl(url=url, expires_at=expires_at))
 
 
-@route(
-    Operation(
-        name="revoke_artifact_urls",
-        method=HTTPMethod.DELETE,
-        path="/v1/artifacts/{artifact_id}/urls",
-        reach=SUBJECT,
-        summary="Revoke every URL of the artifact made so far.",
-        permission="state:write",
-        statuses=(204,),
-        problems=("artifact-not-found", "blobs-not-configured", "commit-unknown", "integrity-failure", "key-destroyed"),
-    )
+@Operation(
+    "DELETE /v1/artifacts/{artifact_id}/urls",
+    reach=SUBJECT,
+    summary="Revoke every URL of the artifact made so far.",
+    permission="state:write",
+    statuses=(204,),
+    problems=("artifact-not-found", "blobs-not-configured", "commit-unknown", "integrity-failure", "key-destroyed"),
 )
 async def revoke_artifact_urls(call: Call[Scope], artifact_id: str) -> Answer:
-    call.exchange.no_query()
     wanted = _artifact_id(artifact_id)
-    await call.services.commits.run(call.services.store.artifacts.revoke_urls(call.scope, wanted))
+    await call.commit(call.store.artifacts.revoke_urls(call.scope, wanted))
     return Answer(204, [])
 
 
-@public_route(
-    Operation(
-        name="read_artifact_url",
-        method=HTTPMethod.GET,
-        path="/v1/artifact-urls/{token}",
-        reach=None,
-        summary="The content a signed URL was made for, or one range of it.",
-        statuses=(200, 206, 304),
-        headers=_READING,
-        problems=(
-            "artifact-url-invalid", "not-found", "invalid-request", "overloaded", "draining", "tenant-busy",
-            "database-unavailable", "key-unavailable", *_CONTENT_PROBLEMS,
-        ),
-        content=True,
-        extra_headers=_CONTENT_HEADERS,
-    )
+@Operation(
+    "GET /v1/artifact-urls/{token}",
+    summary="The content a signed URL was made for, or one range of it.",
+    statuses=(200, 206, 304),
+    headers=_READING,
+    problems=(
+        "artifact-url-invalid", "not-found", "invalid-request", "overloaded", "draining", "tenant-busy",
+        "database-unavailable", "key-unavailable", *_CONTENT_PROBLEMS,
+    ),
+    content=True,
+    extra_headers=_CONTENT_HEADERS,
 )  # fmt: skip
 async def read_artifact_url(call: PublicCall, token: str) -> Answer:
-    call.exchange.no_query()
     grant = call.services.artifact_urls.read(token, method="GET", now=call.services.clock.now())
     try:
         scope = Scope(grant.tenant_id, grant.subject_id)
@@ -595,10 +499,10 @@ async def read_artifact_url(call: PublicCall, token: str) -> Answer:
     with contextlib.ExitStack() as admitted:
         admitted.enter_context(call.services.admission.tenant(grant.tenant_id))
         try:
-            content = await call.services.store.artifacts.open(scope, grant.artifact_id)
+            content = await call.store.artifacts.open(scope, grant.artifact_id)
         except ArtifactNotFound:
             raise ArtifactUrlInvalid from None  # a URL must not tell whether its artifact is still there
-        if content.artifact.url_epoch != grant.epoch or await call.services.store.tenants.is_suspended(grant.tenant_id):
+        if content.artifact.url_epoch != grant.epoch or await call.store.tenants.is_suspended(grant.tenant_id):
             raise ArtifactUrlInvalid
         return await _content(call.exchange, content, grant.disposition, admitted.pop_all(), tells_digests=False)
 
@@ -607,91 +511,48 @@ async def read_artifact_url(call: PublicCall, token: str) -> Answer:
 
 
 def _usage(tenant_id: UUID, usage: Usage) -> wire.tenants.TenantUsage:
-    return wire.tenants.TenantUsage(
-        tenant_id=str(tenant_id),
-        used_bytes=usage.bytes,
-        quota_bytes=usage.quota_bytes,
-        rows_bytes=usage.rows_bytes,
-        rows_quota_bytes=usage.rows_quota_bytes,
-        rows_counted_at=usage.rows_counted_at,
-    )
+    return wire.tenants.TenantUsage.of(usage, tenant_id=str(tenant_id), used_bytes=usage.bytes)
 
 
-@route(
-    Operation(
-        name="get_usage",
-        method=HTTPMethod.GET,
-        path="/v1/usage",
-        reach=TENANT,
-        summary="How many bytes the tenant keeps in the object store and in the database, and how many it may.",
-        permission="tenant:admin",
-        returns=wire.tenants.TenantUsage,
-    )
+@Operation(
+    "GET /v1/usage",
+    reach=TENANT,
+    summary="How many bytes the tenant keeps in the object store and in the database, and how many it may.",
+    permission="tenant:admin",
+    returns=wire.tenants.TenantUsage,
 )
 async def get_usage(call: Call[TenantScope]) -> Answer:
-    call.exchange.no_query()
     tenant_id = call.scope.tenant_id
-    return call.exchange.reply(_usage(tenant_id, await call.services.store.tenants.usage(call.scope, tenant_id)))
+    return call.exchange.reply(_usage(tenant_id, await call.store.tenants.usage(call.scope, tenant_id)))
 
 
-@route(
-    Operation(
-        name="get_tenant_usage",
-        method=HTTPMethod.GET,
-        path="/v1/admin/tenants/{tenant_id}/usage",
-        reach=OPERATORS,
-        summary="How many bytes a tenant keeps in the object store and in the database, and how many it may.",
-        permission="operator",
-        returns=wire.tenants.TenantUsage,
-        problems=("not-found",),
-    )
+@Operation(
+    "GET /v1/admin/tenants/{tenant_id}/usage",
+    reach=OPERATORS,
+    summary="How many bytes a tenant keeps in the object store and in the database, and how many it may.",
+    permission="operator",
+    returns=wire.tenants.TenantUsage,
+    problems=("not-found",),
 )
 async def get_tenant_usage(call: Call[OperatorScope], tenant_id: str) -> Answer:
-    call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
-    return call.exchange.reply(_usage(wanted, await call.services.store.tenants.usage(call.scope, wanted)))
+    return call.exchange.reply(_usage(wanted, await call.store.tenants.usage(call.scope, wanted)))
 
 
-@route(
-    Operation(
-        name="set_tenant_quota",
-        method=HTTPMethod.PATCH,
-        path="/v1/admin/tenants/{tenant_id}/usage",
-        reach=OPERATORS,
-        summary="Say how many bytes a tenant may keep. Less than it keeps removes nothing, and refuses more.",
-        permission="operator",
-        body=wire.tenants.Quota,
-        returns=wire.tenants.TenantUsage,
-        problems=("not-found", "commit-unknown"),
-    )
+@Operation(
+    "PATCH /v1/admin/tenants/{tenant_id}/usage",
+    reach=OPERATORS,
+    summary="Say how many bytes a tenant may keep. Less than it keeps removes nothing, and refuses more.",
+    permission="operator",
+    body=wire.tenants.Quota,
+    returns=wire.tenants.TenantUsage,
+    problems=("not-found", "commit-unknown"),
 )
 async def set_tenant_quota(call: Call[OperatorScope], tenant_id: str) -> Answer:
-    call.exchange.no_query()
     request, _, _ = await call.exchange.body(wire.tenants.Quota)
     wanted = path_uuid(tenant_id, TenantNotFound)
-    setting = call.services.store.tenants.set_quota(
-        wanted, request.quota_bytes, call.principal.actor, rows_quota_bytes=request.rows_quota_bytes
+    setting = call.store.tenants.set_quota(
+        wanted, request.quota_bytes, call.actor, rows_quota_bytes=request.rows_quota_bytes
     )
-    usage = await call.services.commits.run(setting)
+    usage = await call.commit(setting)
     return call.exchange.reply(_usage(wanted, usage))
-
-
-ROUTES = [
-    get_usage,
-    get_tenant_usage,
-    set_tenant_quota,
-    create_artifact,
-    begin_upload,
-    get_upload,
-    put_upload_part,
-    complete_upload,
-    abort_upload,
-    list_artifacts,
-    get_artifact,
-    delete_artifact,
-    copy_artifact,
-    get_artifact_content,
-    create_artifact_url,
-    revoke_artifact_urls,
-    read_artifact_url,
-]

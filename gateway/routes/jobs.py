@@ -36,7 +36,7 @@ def shown(job: Job) -> wire.jobs.Job:
 def as_job(job: Job, shape: type[AnyJob], **more: Any) -> AnyJob:
     """A job as the ``shape``, which may say ``more`` than every job does."""
     migration = migrating.read_position(job.position) if job.kind in _OF_A_SCHEMA else None
-    found = shape(
+    body = shape(
         job_id=str(job.job_id),
         kind=job.kind,
         state=job.state,
@@ -51,11 +51,11 @@ def as_job(job: Job, shape: type[AnyJob], **more: Any) -> AnyJob:
         **more,
     )
     if migration is not None:
-        found.migration = msgspec.convert(msgspec.to_builtins(migration[1]), wire.schemas.StateMigrationReport)
+        body.migration = msgspec.convert(msgspec.to_builtins(migration[1]), wire.schemas.StateMigrationReport)
     if job.kind in _VERIFYING and job.note is not None:
         with suppress(msgspec.DecodeError):  # a newer release's
-            found.verification = decode_json(job.note, wire.jobs.Verification)
-    return found
+            body.verification = decode_json(job.note, wire.jobs.Verification)
+    return body
 
 
 def _target(job: Job, state_version: int | None) -> wire.jobs.JobTarget:
@@ -79,5 +79,5 @@ def job_place(scope: Scope | TenantScope | OperatorScope, job_id: UUID) -> str:
 
 async def begun(call: Call[Scope | TenantScope | OperatorScope], job_id: UUID) -> Answer:
     """The answer to whoever began a job: 202, the job as it is now, and where to ask again."""
-    job = await call.services.store.jobs.get(call.scope, job_id)
+    job = await call.store.jobs.get(call.scope, job_id)
     return call.exchange.reply(shown(job), status=202, location=job_place(call.scope, job_id))

@@ -1,7 +1,6 @@
 """Retention policies of a tenant, its agents and its threads; what they would do; the operator's ceilings."""
 
 from datetime import datetime
-from http import HTTPMethod
 from typing import Annotated, TypeVar
 from uuid import UUID
 
@@ -14,9 +13,8 @@ from gateway.authentication.principals import OPERATORS, SUBJECT, TENANT
 from gateway.bodies.codec import decode_body
 from gateway.http.exchange import Answer, path_id, path_uuid
 from gateway.problems import InvalidRequest, MalformedBody, PermissionDenied
-from gateway.routing.operations import Call, Operation, route
+from gateway.routing.operations import Call, Operation
 from gateway.wire.problems import Fault
-from storage.encoding import encode_msgpack
 from storage.errors import InvalidState, LimitExceeded, TenantNotFound
 from storage.retention import planner as retention
 from storage.retention.policies import Capped, PreviewPage, Stored, TenantPolicies, ThreadRetention
@@ -69,94 +67,76 @@ def _retention(policies: TenantPolicies, agent: str | None) -> wire.retention.Re
     )
 
 
-def _thread_retention(thread_id: str, found: ThreadRetention) -> wire.retention.ThreadRetention:
-    step = found.next
+def _thread_retention(thread_id: str, retained: ThreadRetention) -> wire.retention.ThreadRetention:
+    step = retained.next
     return wire.retention.ThreadRetention(
         thread_id=thread_id,
-        policy=_as(wire.retention.RetentionPolicy, found.own.policy),
-        effective=None if found.effective is None else _effective(found.effective),
-        damaged=found.damaged,
-        next=None if step is None else wire.retention.RetentionStep(action=step.action, reason=step.reason, at=step.at),
-        updated_at=found.own.updated_at,
+        policy=_as(wire.retention.RetentionPolicy, retained.own.policy),
+        effective=None if retained.effective is None else _effective(retained.effective),
+        damaged=retained.damaged,
+        next=None if step is None else wire.retention.RetentionStep.of(step),
+        updated_at=retained.own.updated_at,
     )
 
 
-@route(
-    Operation(
-        name="get_retention",
-        method=HTTPMethod.GET,
-        path="/v1/retention",
-        reach=TENANT,
-        summary="What is said of how long threads are kept: for the tenant, or for an agent.",
-        permission="tenant:admin",
-        query=RetentionQuery,
-        returns=wire.retention.Retention,
-    )
+@Operation(
+    "GET /v1/retention",
+    reach=TENANT,
+    summary="What is said of how long threads are kept: for the tenant, or for an agent.",
+    permission="tenant:admin",
+    query=RetentionQuery,
+    returns=wire.retention.Retention,
 )
 async def get_retention(call: Call[TenantScope]) -> Answer:
     query = call.exchange.query(RetentionQuery)
-    return call.exchange.reply(_retention(await call.services.store.retention_policies.get(call.scope), query.agent))
+    return call.exchange.reply(_retention(await call.store.retention_policies.get(call.scope), query.agent))
 
 
-@route(
-    Operation(
-        name="put_retention",
-        method=HTTPMethod.PUT,
-        path="/v1/retention",
-        reach=TENANT,
-        summary="Say how long threads are kept, for the tenant or for an agent. It replaces what was said there; a "
-        "legal hold stays unless it is mentioned.",
-        permission="tenant:admin",
-        body=wire.retention.RetentionPolicy,
-        query=RetentionQuery,
-        returns=wire.retention.Retention,
-        problems=("conflict", "commit-unknown"),
-    )
+@Operation(
+    "PUT /v1/retention",
+    reach=TENANT,
+    summary="Say how long threads are kept, for the tenant or for an agent. It replaces what was said there; a "
+    "legal hold stays unless it is mentioned.",
+    permission="tenant:admin",
+    body=wire.retention.RetentionPolicy,
+    query=RetentionQuery,
+    returns=wire.retention.Retention,
+    problems=("conflict", "commit-unknown"),
 )
 async def put_retention(call: Call[TenantScope]) -> Answer:
     query = call.exchange.query(RetentionQuery)
     request, _, _ = await call.exchange.body(wire.retention.RetentionPolicy)
     policy = _as(retention.Policy, request)
-    work = call.services.store.retention_policies.put(call.scope, query.agent, policy, call.principal.actor)
-    return call.exchange.reply(_retention(await call.services.commits.run(work), query.agent))
+    work = call.store.retention_policies.put(call.scope, query.agent, policy, call.actor)
+    return call.exchange.reply(_retention(await call.commit(work), query.agent))
 
 
-@route(
-    Operation(
-        name="get_thread_retention",
-        method=HTTPMethod.GET,
-        path="/v1/threads/{thread_id}/retention",
-        reach=SUBJECT,
-        summary="What holds for a thread, and what becomes of it next.",
-        permission="state:read",
-        returns=wire.retention.ThreadRetention,
-        problems=("thread-not-found",),
-    )
+@Operation(
+    "GET /v1/threads/{thread_id}/retention",
+    reach=SUBJECT,
+    summary="What holds for a thread, and what becomes of it next.",
+    permission="state:read",
+    returns=wire.retention.ThreadRetention,
+    problems=("thread-not-found",),
 )
 async def get_thread_retention(call: Call[Scope], thread_id: str) -> Answer:
-    call.exchange.no_query()
     name = path_id(thread_id, "thread_id")
     return call.exchange.reply(
-        _thread_retention(name, await call.services.store.retention_policies.get_thread(call.scope, name))
+        _thread_retention(name, await call.store.retention_policies.get_thread(call.scope, name))
     )
 
 
-@route(
-    Operation(
-        name="put_thread_retention",
-        method=HTTPMethod.PUT,
-        path="/v1/threads/{thread_id}/retention",
-        reach=SUBJECT,
-        summary="Say how long one thread is kept. What can remove state also takes state:delete, and a legal hold "
-        "tenant:admin.",
-        permission="state:write",
-        body=wire.retention.RetentionPolicy,
-        returns=wire.retention.ThreadRetention,
-        problems=("thread-not-found", "thread-busy", "commit-unknown"),
-    )
+@Operation(
+    "PUT /v1/threads/{thread_id}/retention",
+    reach=SUBJECT,
+    summary="Say how long one thread is kept. What can remove state also takes state:delete, and a legal hold "
+    "tenant:admin.",
+    permission="state:write",
+    body=wire.retention.RetentionPolicy,
+    returns=wire.retention.ThreadRetention,
+    problems=("thread-not-found", "thread-busy", "commit-unknown"),
 )
 async def put_thread_retention(call: Call[Scope], thread_id: str) -> Answer:
-    call.exchange.no_query()
     name = path_id(thread_id, "thread_id")
     request, _, _ = await call.exchange.body(wire.retention.RetentionPolicy)
     policy = _as(retention.Policy, request)
@@ -172,8 +152,8 @@ async def put_thread_retention(call: Call[Scope], thread_id: str) -> Answer:
 
     if retention.removes(policy) and not may_delete:
         raise PermissionDenied("a policy that can remove state takes the permission state:delete")
-    work = call.services.store.retention_policies.put_thread(
-        call.scope, name, policy, call.principal.actor, check=None if may_delete else check, supersede=supersede
+    work = call.store.retention_policies.put_thread(
+        call.scope, name, policy, call.actor, check=None if may_delete else check, supersede=supersede
     )
     return call.exchange.reply(_thread_retention(name, await call.services.write(call.scope, name, work)))
 
@@ -193,36 +173,20 @@ def _draft(query: PreviewQuery) -> tuple[str | None, retention.Policy] | None:
 
 
 def _preview(page: PreviewPage, cursor: str | None) -> wire.retention.RetentionPreview:
-    return wire.retention.RetentionPreview(
-        at=page.now,
-        threads=page.threads,
-        held=page.held,
-        damaged=page.damaged,
-        actions=[
-            wire.retention.RetentionForeseen(
-                action=action,
-                threads=found.threads,
-                bytes=found.bytes,
-                checkpoints=found.checkpoints,
-                pending_writes=found.pending_writes,
-            )
-            for action, found in sorted(page.actions.items())
-        ],
-        next_cursor=cursor,
-    )
+    actions = [
+        wire.retention.RetentionForeseen.of(foreseen, action=action)
+        for action, foreseen in sorted(page.actions.items())
+    ]
+    return wire.retention.RetentionPreview.of(page, at=page.now, actions=actions, next_cursor=cursor)
 
 
-@route(
-    Operation(
-        name="preview_retention",
-        method=HTTPMethod.GET,
-        path="/v1/retention/preview",
-        reach=TENANT,
-        summary="What would happen now, to how many threads and bytes, by what is said or by a draft. Changes nothing.",
-        permission="tenant:admin",
-        query=PreviewQuery,
-        returns=wire.retention.RetentionPreview,
-    )
+@Operation(
+    "GET /v1/retention/preview",
+    reach=TENANT,
+    summary="What would happen now, to how many threads and bytes, by what is said or by a draft. Changes nothing.",
+    permission="tenant:admin",
+    query=PreviewQuery,
+    returns=wire.retention.RetentionPreview,
 )
 async def preview_retention(call: Call[TenantScope]) -> Answer:
     query = call.exchange.query(PreviewQuery)
@@ -231,10 +195,10 @@ async def preview_retention(call: Call[TenantScope]) -> Answer:
             Fault(detail="says whose draft it is; without a draft it means nothing", parameter="agent")
         )
     draft = _draft(query)
-    binding = encode_msgpack((call.exchange.route, call.scope.tenant_id, query.agent, query.draft))
-    after = call.services.cursors.read(binding, query.cursor)
+    cursor = call.cursor(query.cursor, call.scope.tenant_id, query.agent, query.draft)
+    after = cursor.after
     try:
-        page = await call.services.store.retention_policies.preview(
+        page = await call.store.retention_policies.preview(
             call.scope,
             now=None if after is None else datetime.fromisoformat(after[0]),
             after=None if after is None else (after[1], after[2]),
@@ -244,65 +208,49 @@ async def preview_retention(call: Call[TenantScope]) -> Answer:
     except InvalidState as error:  # it was not in the body
         raise InvalidRequest(Fault(detail=f"{error.pointer}: {error}", parameter="draft")) from None
     following = None if page.next is None else (page.now.isoformat(), *page.next)
-    return call.exchange.reply(_preview(page, call.services.cursors.write(binding, following)))
+    return call.exchange.reply(_preview(page, cursor.next(following)))
 
 
-@route(
-    Operation(
-        name="get_retention_round",
-        method=HTTPMethod.GET,
-        path="/v1/retention/round",
-        reach=TENANT,
-        summary="How far the round is that acts on what is said, and what the last one left.",
-        permission="tenant:admin",
-        returns=wire.retention.RetentionRound,
-    )
+@Operation(
+    "GET /v1/retention/round",
+    reach=TENANT,
+    summary="How far the round is that acts on what is said, and what the last one left.",
+    permission="tenant:admin",
+    returns=wire.retention.RetentionRound,
 )
 async def get_retention_round(call: Call[TenantScope]) -> Answer:
-    call.exchange.no_query()
-    return call.exchange.reply(_round(await call.services.store.retaining.status(call.scope)))
+    return call.exchange.reply(_round(await call.store.retaining.status(call.scope)))
 
 
-@route(
-    Operation(
-        name="begin_retention_round",
-        method=HTTPMethod.POST,
-        path="/v1/retention/round",
-        reach=TENANT,
-        summary="Have the round begin as soon as a process is free, instead of when it is due.",
-        permission="tenant:admin",
-        returns=wire.retention.RetentionRound,
-        statuses=(202,),
-        problems=("commit-unknown",),
-    )
+@Operation(
+    "POST /v1/retention/round",
+    reach=TENANT,
+    summary="Have the round begin as soon as a process is free, instead of when it is due.",
+    permission="tenant:admin",
+    returns=wire.retention.RetentionRound,
+    statuses=(202,),
+    problems=("commit-unknown",),
 )
 async def begin_retention_round(call: Call[TenantScope]) -> Answer:
-    call.exchange.no_query()
-    found = await call.services.commits.run(call.services.store.retaining.begin(call.scope))
-    return call.exchange.reply(_round(found), status=202)
+    status = await call.commit(call.store.retaining.begin(call.scope))
+    return call.exchange.reply(_round(status), status=202)
 
 
-def _round(found: RoundStatus | None) -> wire.retention.RetentionRound:
-    if found is None:
+def _round(status: RoundStatus | None) -> wire.retention.RetentionRound:
+    if status is None:
         return wire.retention.RetentionRound(state="none")
-    counts = found.counts
+    counts = status.counts
     by_action: dict[str, dict[str, int]] = {
         what: {action: counts[name] for action in retention.ACTIONS if (name := f"{what}_{action}") in counts}
         for what in ("done", "due")
     }
-    return wire.retention.RetentionRound(
-        state=found.state,
-        lease_until=found.lease_until,
-        due_at=found.due_at,
-        started_at=found.started_at,
-        finished_at=found.finished_at,
-        looked_at=found.looked_at,
+    return wire.retention.RetentionRound.of(
+        status,
         hot=counts.get("hot", 0),
         archive=counts.get("archive", 0),
         held=counts.get("held", 0),
         done=by_action["done"],
         due=by_action["due"],
-        late_since=found.late_since,
     )
 
 
@@ -314,54 +262,31 @@ def _ceilings(tenant_id: UUID, capped: Capped) -> wire.retention.TenantRetention
     )
 
 
-@route(
-    Operation(
-        name="get_retention_ceilings",
-        method=HTTPMethod.GET,
-        path="/v1/admin/tenants/{tenant_id}/retention-ceilings",
-        reach=OPERATORS,
-        summary="How long a tenant may keep threads at most.",
-        permission="operator",
-        returns=wire.retention.TenantRetentionCeilings,
-        problems=("not-found",),
-    )
+@Operation(
+    "GET /v1/admin/tenants/{tenant_id}/retention-ceilings",
+    reach=OPERATORS,
+    summary="How long a tenant may keep threads at most.",
+    permission="operator",
+    returns=wire.retention.TenantRetentionCeilings,
+    problems=("not-found",),
 )
 async def get_retention_ceilings(call: Call[OperatorScope], tenant_id: str) -> Answer:
-    call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
-    return call.exchange.reply(_ceilings(wanted, await call.services.store.retention_policies.ceilings(wanted)))
+    return call.exchange.reply(_ceilings(wanted, await call.store.retention_policies.ceilings(wanted)))
 
 
-@route(
-    Operation(
-        name="put_retention_ceilings",
-        method=HTTPMethod.PUT,
-        path="/v1/admin/tenants/{tenant_id}/retention-ceilings",
-        reach=OPERATORS,
-        summary="Say how long a tenant may keep threads at most. What is beyond it is due at once.",
-        permission="operator",
-        body=wire.retention.RetentionCeilings,
-        returns=wire.retention.TenantRetentionCeilings,
-        problems=("not-found", "commit-unknown"),
-    )
+@Operation(
+    "PUT /v1/admin/tenants/{tenant_id}/retention-ceilings",
+    reach=OPERATORS,
+    summary="Say how long a tenant may keep threads at most. What is beyond it is due at once.",
+    permission="operator",
+    body=wire.retention.RetentionCeilings,
+    returns=wire.retention.TenantRetentionCeilings,
+    problems=("not-found", "commit-unknown"),
 )
 async def put_retention_ceilings(call: Call[OperatorScope], tenant_id: str) -> Answer:
-    call.exchange.no_query()
     request, _, _ = await call.exchange.body(wire.retention.RetentionCeilings)
     wanted = path_uuid(tenant_id, TenantNotFound)
     ceilings = _as(retention.Ceilings, request)
-    work = call.services.store.retention_policies.set_ceilings(wanted, ceilings, call.principal.actor)
-    return call.exchange.reply(_ceilings(wanted, await call.services.commits.run(work)))
-
-
-ROUTES = [
-    get_retention,
-    put_retention,
-    preview_retention,
-    get_retention_round,
-    begin_retention_round,
-    get_thread_retention,
-    put_thread_retention,
-    get_retention_ceilings,
-    put_retention_ceilings,
-]
+    work = call.store.retention_policies.set_ceilings(wanted, ceilings, call.actor)
+    return call.exchange.reply(_ceilings(wanted, await call.commit(work)))

@@ -1,6 +1,5 @@
 """Threads: list, show, settings, delete, copy, prune, and removal of runs."""
 
-from http import HTTPMethod
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct
@@ -11,10 +10,8 @@ from gateway.authentication.principals import SUBJECT
 from gateway.http.exchange import Answer, path_id, place
 from gateway.problems import InvalidRequest, pointer
 from gateway.routes.archive import described, thread_out
-from gateway.routing.operations import Call, Operation, route
+from gateway.routing.operations import Call, Operation
 from gateway.wire.problems import Fault
-from storage import model
-from storage.encoding import encode_msgpack
 from storage.errors import InvalidState
 from storage.scope import Scope, check_id
 
@@ -37,90 +34,58 @@ def _id(text: str, *where: str | int) -> str:
         raise InvalidRequest(Fault(detail=str(error), pointer=pointer(*where))) from None
 
 
-def _removal(removal: model.Removal) -> wire.threads.RemovalReceipt:
-    return wire.threads.RemovalReceipt(
-        threads=removal.threads, checkpoints=removal.checkpoints, pending_writes=removal.pending_writes
-    )
-
-
-@route(
-    Operation(
-        name="list_threads",
-        method=HTTPMethod.GET,
-        path="/v1/threads",
-        reach=SUBJECT,
-        summary="List the subject's threads, newest first; archived ones as well, with all that is shown here.",
-        permission="state:read",
-        query=ThreadsQuery,
-        returns=wire.threads.ThreadPage,
-    )
+@Operation(
+    "GET /v1/threads",
+    reach=SUBJECT,
+    summary="List the subject's threads, newest first; archived ones as well, with all that is shown here.",
+    permission="state:read",
+    query=ThreadsQuery,
+    returns=wire.threads.ThreadPage,
 )
 async def list_threads(call: Call[Scope]) -> Answer:
     query = call.exchange.query(ThreadsQuery)
-    binding = encode_msgpack(
-        (
-            call.exchange.route,
-            call.scope.tenant_id,
-            call.scope.subject_id,
-            query.status,
-            query.agent,
-            query.tier,
-        )
-    )
-    page = await call.services.store.threads.list(
+    filters = (query.status, query.agent, query.tier)
+    cursor = call.cursor(query.cursor, call.scope.tenant_id, call.scope.subject_id, *filters)
+    page = await call.store.threads.list(
         call.scope,
         status=query.status,
         agent=query.agent,
         tier=query.tier,
         limit=query.limit,
-        after=call.services.cursors.read(binding, query.cursor),
+        after=cursor.after,
     )
-    return call.exchange.reply(
-        wire.threads.ThreadPage(
-            threads=[thread_out(thread) for thread in page.items],
-            next_cursor=call.services.cursors.write(binding, page.after),
-        )
-    )
+    threads = [thread_out(thread) for thread in page.items]
+    return call.exchange.reply(wire.threads.ThreadPage(threads=threads, next_cursor=cursor.next(page.after)))
 
 
-@route(
-    Operation(
-        name="get_thread",
-        method=HTTPMethod.GET,
-        path="/v1/threads/{thread_id}",
-        reach=SUBJECT,
-        summary="Show a thread; of an archived one also what its archive is and how far away.",
-        permission="state:read",
-        returns=wire.threads.Thread,
-        problems=("thread-not-found",),
-    )
+@Operation(
+    "GET /v1/threads/{thread_id}",
+    reach=SUBJECT,
+    summary="Show a thread; of an archived one also what its archive is and how far away.",
+    permission="state:read",
+    returns=wire.threads.Thread,
+    problems=("thread-not-found",),
 )
 async def get_thread(call: Call[Scope], thread_id: str) -> Answer:
-    call.exchange.no_query()
     name = path_id(thread_id, "thread_id")
-    shown = thread_out(await call.services.store.threads.get(call.scope, name))
+    shown = thread_out(await call.store.threads.get(call.scope, name))
     if shown.tier == "archive":
-        shown.archive = described(await call.services.store.archives.status(call.scope, name))
+        shown.archive = described(await call.store.archives.status(call.scope, name))
     return call.exchange.reply(shown)
 
 
-@route(
-    Operation(
-        name="update_thread",
-        method=HTTPMethod.PATCH,
-        path="/v1/threads/{thread_id}",
-        reach=SUBJECT,
-        summary="Change some of a thread's settings; 201: there was no such thread, and it was made with them.",
-        permission="state:write",
-        body=wire.threads.ThreadSettings,
-        returns=wire.threads.Thread,
-        statuses=(200, 201),
-        headers=("Stateroom-Client-Share",),
-        problems=("thread-busy", "thread-archived"),
-    )
+@Operation(
+    "PATCH /v1/threads/{thread_id}",
+    reach=SUBJECT,
+    summary="Change some of a thread's settings; 201: there was no such thread, and it was made with them.",
+    permission="state:write",
+    body=wire.threads.ThreadSettings,
+    returns=wire.threads.Thread,
+    statuses=(200, 201),
+    headers=("Stateroom-Client-Share",),
+    problems=("thread-busy", "thread-archived"),
 )
 async def update_thread(call: Call[Scope], thread_id: str) -> Answer:
-    call.exchange.no_query()
     settings, _, _ = await call.exchange.body(wire.threads.ThreadSettings)
     if settings.agent is not UNSET and settings.agent is not None:
         _id(settings.agent, "agent")
@@ -128,7 +93,7 @@ async def update_thread(call: Call[Scope], thread_id: str) -> Answer:
     thread, created = await call.services.write(
         call.scope,
         name,
-        call.services.store.threads.put(
+        call.store.threads.put(
             call.scope,
             name,
             strict=None if settings.strict is UNSET else settings.strict,
@@ -140,46 +105,36 @@ async def update_thread(call: Call[Scope], thread_id: str) -> Answer:
     return call.exchange.reply(thread_out(thread), status=201 if created else 200, location=place("threads", name))
 
 
-@route(
-    Operation(
-        name="delete_thread",
-        method=HTTPMethod.DELETE,
-        path="/v1/threads/{thread_id}",
-        reach=SUBJECT,
-        summary="Delete a thread with all it holds.",
-        permission="state:delete",
-        statuses=(204,),
-        problems=("thread-not-found", "thread-busy", "legal-hold"),
-    )
+@Operation(
+    "DELETE /v1/threads/{thread_id}",
+    reach=SUBJECT,
+    summary="Delete a thread with all it holds.",
+    permission="state:delete",
+    statuses=(204,),
+    problems=("thread-not-found", "thread-busy", "legal-hold"),
 )
 async def delete_thread(call: Call[Scope], thread_id: str) -> Answer:
-    call.exchange.no_query()
     name = path_id(thread_id, "thread_id")
-    await call.services.write(call.scope, name, call.services.store.threads.delete(call.scope, name))
+    await call.services.write(call.scope, name, call.store.threads.delete(call.scope, name))
     return Answer(204, [])
 
 
-@route(
-    Operation(
-        name="copy_thread",
-        method=HTTPMethod.POST,
-        path="/v1/threads/{thread_id}/copy",
-        reach=SUBJECT,
-        summary="Copy a thread, history and pending writes included, to a new id.",
-        permission="state:write",
-        body=wire.threads.CopyRequest,
-        returns=wire.threads.CopyReceipt,
-        statuses=(201, 200),
-        headers=("Idempotency-Key", "Stateroom-Client-Share"),
-        problems=("thread-not-found", "thread-exists", "thread-busy", "thread-archived", "idempotency-key-reused"),
-    )
+@Operation(
+    "POST /v1/threads/{thread_id}/copy",
+    reach=SUBJECT,
+    summary="Copy a thread, history and pending writes included, to a new id.",
+    permission="state:write",
+    body=wire.threads.CopyRequest,
+    returns=wire.threads.CopyReceipt,
+    statuses=(201, 200),
+    headers=("Idempotency-Key", "Stateroom-Client-Share"),
+    problems=("thread-not-found", "thread-exists", "thread-busy", "thread-archived", "idempotency-key-reused"),
 )
 async def copy_thread(call: Call[Scope], thread_id: str) -> Answer:
-    call.exchange.no_query()
     request, name, body = await call.exchange.body(wire.threads.CopyRequest)
     source = path_id(thread_id, "thread_id")
     target = _id(request.target_thread_id, "target_thread_id")
-    copying = call.services.store.threads.copy(
+    copying = call.store.threads.copy(
         call.scope,
         source,
         target,
@@ -187,58 +142,41 @@ async def copy_thread(call: Call[Scope], thread_id: str) -> Answer:
         share=call.exchange.client_share(),
     )
     copied = await call.services.write(call.scope, source, copying)
-    receipt = wire.threads.CopyReceipt(
-        thread_id=copied.thread_id, checkpoints=copied.checkpoints, pending_writes=copied.pending_writes
-    )
-    return call.exchange.reply(receipt, status=201, location=place("threads", copied.thread_id))
+    location = place("threads", copied.thread_id)
+    return call.exchange.reply(wire.threads.CopyReceipt.of(copied), status=201, location=location)
 
 
-@route(
-    Operation(
-        name="prune",
-        method=HTTPMethod.POST,
-        path="/v1/threads:prune",
-        reach=SUBJECT,
-        summary="Remove history: keep each namespace's head, or delete whole threads.",
-        permission="state:delete",
-        body=wire.threads.PruneRequest,
-        returns=wire.threads.RemovalReceipt,
-        headers=("Stateroom-Client-Share",),
-        problems=("legal-hold",),
-    )
+@Operation(
+    "POST /v1/threads:prune",
+    reach=SUBJECT,
+    summary="Remove history: keep each namespace's head, or delete whole threads.",
+    permission="state:delete",
+    body=wire.threads.PruneRequest,
+    returns=wire.threads.RemovalReceipt,
+    headers=("Stateroom-Client-Share",),
+    problems=("legal-hold",),
 )
 async def prune(call: Call[Scope]) -> Answer:
-    call.exchange.no_query()
     request, _, _ = await call.exchange.body(wire.threads.PruneRequest)
     thread_ids = [_id(thread_id, "thread_ids", index) for index, thread_id in enumerate(request.thread_ids)]
     share = call.exchange.client_share()
-    removal = await call.services.commits.run(
-        call.services.store.threads.prune(call.scope, thread_ids, request.strategy, share)
-    )
-    return call.exchange.reply(_removal(removal))
+    removal = await call.commit(call.store.threads.prune(call.scope, thread_ids, request.strategy, share))
+    return call.exchange.reply(wire.threads.RemovalReceipt.of(removal))
 
 
-@route(
-    Operation(
-        name="delete_runs",
-        method=HTTPMethod.POST,
-        path="/v1/runs:delete",
-        reach=SUBJECT,
-        summary="Remove all checkpoints, and their pending writes, of some runs.",
-        permission="state:delete",
-        body=wire.threads.RunsDeleteRequest,
-        returns=wire.threads.RemovalReceipt,
-        headers=("Stateroom-Client-Share",),
-        problems=("delta-chain-needed", "legal-hold"),
-    )
+@Operation(
+    "POST /v1/runs:delete",
+    reach=SUBJECT,
+    summary="Remove all checkpoints, and their pending writes, of some runs.",
+    permission="state:delete",
+    body=wire.threads.RunsDeleteRequest,
+    returns=wire.threads.RemovalReceipt,
+    headers=("Stateroom-Client-Share",),
+    problems=("delta-chain-needed", "legal-hold"),
 )
 async def delete_runs(call: Call[Scope]) -> Answer:
-    call.exchange.no_query()
     request, _, _ = await call.exchange.body(wire.threads.RunsDeleteRequest)
     run_ids = [_id(run_id, "run_ids", index) for index, run_id in enumerate(request.run_ids)]
     share = call.exchange.client_share()
-    removal = await call.services.commits.run(call.services.store.threads.delete_runs(call.scope, run_ids, share))
-    return call.exchange.reply(_removal(removal))
-
-
-ROUTES = [list_threads, get_thread, update_thread, delete_thread, copy_thread, prune, delete_runs]
+    removal = await call.commit(call.store.threads.delete_runs(call.scope, run_ids, share))
+    return call.exchange.reply(wire.threads.RemovalReceipt.of(removal))

@@ -7,7 +7,6 @@ state.
 """
 
 import contextlib
-from http import HTTPMethod
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -18,7 +17,7 @@ from gateway.authentication.principals import OPERATORS, TENANT, Principal
 from gateway.http.content import stream
 from gateway.http.exchange import Answer, path_id, path_uuid
 from gateway.problems import InvalidRequest, PermissionDenied
-from gateway.routing.operations import Call, Operation, route
+from gateway.routing.operations import Call, Operation
 from gateway.wire.problems import Fault
 from storage.errors import InvalidState, TenantNotFound
 from storage.scope import OperatorScope, Scope, TenantScope
@@ -60,24 +59,19 @@ async def _file(export: Export, name: str, held: contextlib.ExitStack) -> Answer
     return await stream(export.content, status=200, headers=headers, size_bytes=None, held=held)
 
 
-@route(
-    Operation(
-        name="export_thread",
-        method=HTTPMethod.POST,
-        path="/v1/threads/{thread_id}/export",
-        reach=TENANT,
-        summary="A whole thread as a file that only the receiving tenant takes in. Needs state:read and "
-        "subject:act_as, too.",
-        permission="tenant:admin",
-        body=wire.transfer.ThreadExportRequest,
-        headers=_SHARE,
-        problems=("thread-not-found", "thread-archived", "transfer-busy", *_STORES),
-        content=True,
-        extra_headers=("Content-Disposition",),
-    )
+@Operation(
+    "POST /v1/threads/{thread_id}/export",
+    reach=TENANT,
+    summary="A whole thread as a file that only the receiving tenant takes in. Needs state:read and "
+    "subject:act_as, too.",
+    permission="tenant:admin",
+    body=wire.transfer.ThreadExportRequest,
+    headers=_SHARE,
+    problems=("thread-not-found", "thread-archived", "transfer-busy", *_STORES),
+    content=True,
+    extra_headers=("Content-Disposition",),
 )
 async def export_thread(call: Call[TenantScope], thread_id: str) -> Answer:
-    call.exchange.no_query()
     _also(call.principal, "state:read")
     _also(call.principal, "subject:act_as")
     thread = path_id(thread_id, "thread_id")
@@ -89,61 +83,48 @@ async def export_thread(call: Call[TenantScope], thread_id: str) -> Answer:
         raise InvalidRequest(Fault(detail=str(error), pointer="/subject_id")) from None
     with contextlib.ExitStack() as admitted:
         admitted.enter_context(call.services.admission.transfer(scope.tenant_id))
-        export = await call.services.store.exporting.thread(
-            scope, thread, recipient, call.principal.actor, call.exchange.client_share()
-        )
+        export = await call.store.exporting.thread(scope, thread, recipient, call.actor, call.exchange.client_share())
         return await _file(export, "thread", admitted.pop_all())
 
 
-@route(
-    Operation(
-        name="export_tenant",
-        method=HTTPMethod.POST,
-        path="/v1/export",
-        reach=TENANT,
-        summary="All threads of the tenant, of all its subjects, as a file that only the receiving tenant takes in. "
-        "Needs state:read and subject:act_as, too.",
-        permission="tenant:admin",
-        body=wire.transfer.ExportRequest,
-        headers=_SHARE,
-        problems=("transfer-busy", *_STORES),
-        content=True,
-        extra_headers=("Content-Disposition",),
-    )
+@Operation(
+    "POST /v1/export",
+    reach=TENANT,
+    summary="All threads of the tenant, of all its subjects, as a file that only the receiving tenant takes in. "
+    "Needs state:read and subject:act_as, too.",
+    permission="tenant:admin",
+    body=wire.transfer.ExportRequest,
+    headers=_SHARE,
+    problems=("transfer-busy", *_STORES),
+    content=True,
+    extra_headers=("Content-Disposition",),
 )
 async def export_tenant(call: Call[TenantScope]) -> Answer:
-    call.exchange.no_query()
     _also(call.principal, "state:read")
     _also(call.principal, "subject:act_as")
     request, _, _ = await call.exchange.body(wire.transfer.ExportRequest)
     recipient = _recipient(request)
     with contextlib.ExitStack() as admitted:
         admitted.enter_context(call.services.admission.transfer(call.scope.tenant_id))
-        export = await call.services.store.exporting.tenant(
-            call.scope, recipient, call.principal.actor, call.exchange.client_share()
-        )
+        export = await call.store.exporting.tenant(call.scope, recipient, call.actor, call.exchange.client_share())
         return await _file(export, "tenant", admitted.pop_all())
 
 
-@route(
-    Operation(
-        name="import_threads",
-        method=HTTPMethod.POST,
-        path="/v1/import",
-        reach=TENANT,
-        summary="Take an export in: threads keep their ids, and become visible one by one, each whole. Running it "
-        "again passes over what is there. Needs state:write and subject:act_as, too.",
-        permission="tenant:admin",
-        query=ImportQuery,
-        raw_body=True,
-        returns=wire.transfer.ImportReport,
-        headers=_SHARE,
-        problems=(
-            "import-refused", "import-for-other", "import-unbound", "import-conflict", "thread-exists",
-            "state-schema-exists", "adoption-exists", "feature-off", "job-cancelled",
-            "transfer-busy", "quota-exceeded", *_STORES,
-        ),
-    )
+@Operation(
+    "POST /v1/import",
+    reach=TENANT,
+    summary="Take an export in: threads keep their ids, and become visible one by one, each whole. Running it "
+    "again passes over what is there. Needs state:write and subject:act_as, too.",
+    permission="tenant:admin",
+    query=ImportQuery,
+    raw_body=True,
+    returns=wire.transfer.ImportReport,
+    headers=_SHARE,
+    problems=(
+        "import-refused", "import-for-other", "import-unbound", "import-conflict", "thread-exists",
+        "state-schema-exists", "adoption-exists", "feature-off", "job-cancelled",
+        "transfer-busy", "quota-exceeded", *_STORES,
+    ),
 )  # fmt: skip
 async def import_threads(call: Call[TenantScope]) -> Answer:
     query = call.exchange.query(ImportQuery)
@@ -153,11 +134,11 @@ async def import_threads(call: Call[TenantScope]) -> Answer:
     with call.services.admission.transfer(call.scope.tenant_id):
         try:
             # A thread that is here runs to COMMIT, even if the client hangs up.
-            done = await call.services.commits.run(
-                call.services.store.importing.run(
+            done = await call.commit(
+                call.store.importing.run(
                     call.scope,
                     body,
-                    call.principal.actor,
+                    call.actor,
                     skip_existing=query.skip_existing,
                     share=call.exchange.client_share(),
                 )
@@ -166,64 +147,42 @@ async def import_threads(call: Call[TenantScope]) -> Answer:
             await call.exchange.drain(limits.REFUSED_SECONDS_MAX)
             raise
     return call.exchange.reply(
-        wire.transfer.ImportReport(
+        wire.transfer.ImportReport.of(
+            done,
             export_id=str(done.export_id),
             job_id=str(done.job_id),
-            threads=done.threads,
-            checkpoints=done.checkpoints,
-            pending_writes=done.pending_writes,
-            artifacts=done.artifacts,
-            state_schemas=done.state_schemas,
-            verified=done.verified,
-            passed_over=done.passed_over,
-            passed=[
-                wire.transfer.PassedOver(subject_id=each.subject_id, thread_id=each.thread_id, reason=each.reason)
-                for each in done.passed
-            ],
+            passed=[wire.transfer.PassedOver.of(each) for each in done.passed],
         )
     )
 
 
-@route(
-    Operation(
-        name="get_transfer_key",
-        method=HTTPMethod.GET,
-        path="/v1/transfer-key",
-        reach=TENANT,
-        summary="The public key that exports for this tenant are sealed for; it is made if there is none.",
-        permission="tenant:admin",
-        returns=wire.transfer.TransferKey,
-        problems=("commit-unknown",),
-    )
+@Operation(
+    "GET /v1/transfer-key",
+    reach=TENANT,
+    summary="The public key that exports for this tenant are sealed for; it is made if there is none.",
+    permission="tenant:admin",
+    returns=wire.transfer.TransferKey,
+    problems=("commit-unknown",),
 )
 async def get_transfer_key(call: Call[TenantScope]) -> Answer:
-    call.exchange.no_query()
-    recipient = await call.services.store.transfer_keys.recipient(call.scope)
+    recipient = await call.store.transfer_keys.recipient(call.scope)
     return call.exchange.reply(
         wire.transfer.TransferKey(public_key=str(recipient), fingerprint=recipient.public_key.fingerprint)
     )
 
 
-@route(
-    Operation(
-        name="accept_unbound_import",
-        method=HTTPMethod.POST,
-        path="/v1/admin/tenants/{tenant_id}/unbound-imports",
-        reach=OPERATORS,
-        summary="Let a tenant take in one export of an earlier format, which names a deployment and no tenant. Whoever "
-        "accepts knows whose it is; the tenant's audit log says who did.",
-        permission="operator",
-        body=wire.transfer.UnboundImport,
-        statuses=(204,),
-        problems=("not-found", "commit-unknown"),
-    )
+@Operation(
+    "POST /v1/admin/tenants/{tenant_id}/unbound-imports",
+    reach=OPERATORS,
+    summary="Let a tenant take in one export of an earlier format, which names a deployment and no tenant. Whoever "
+    "accepts knows whose it is; the tenant's audit log says who did.",
+    permission="operator",
+    body=wire.transfer.UnboundImport,
+    statuses=(204,),
+    problems=("not-found", "commit-unknown"),
 )
 async def accept_unbound_import(call: Call[OperatorScope], tenant_id: str) -> Answer:
-    call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
     request, _, _ = await call.exchange.body(wire.transfer.UnboundImport)
-    await call.services.store.importing.unbound.accept(wanted, request.export_id, call.principal.actor)
+    await call.store.importing.unbound.accept(wanted, request.export_id, call.actor)
     return Answer(204, [])
-
-
-ROUTES = [export_thread, export_tenant, import_threads, get_transfer_key, accept_unbound_import]

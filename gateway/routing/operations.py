@@ -3,8 +3,8 @@
 A route made any other way has no documentation and no permission, which a test refuses.
 """
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import KW_ONLY, dataclass, replace
 from http import HTTPMethod
 from typing import Any, Concatenate, Generic, TypeVar
 
@@ -20,6 +20,7 @@ from gateway.authentication.principals import (
     named_subject,
 )
 from gateway.http.asgi import Receive, Send
+from gateway.http.cursors import ListCursor
 from gateway.http.exchange import Answer, Exchange, Facts
 from gateway.problems import InvalidRequest, Unauthenticated
 from gateway.services import Services
@@ -27,24 +28,25 @@ from gateway.wire.administration.api_keys import Permission
 from gateway.wire.problems import Fault
 from storage.concurrency.room import count_with
 from storage.concurrency.turns import loop_turn, take_turns_as
+from storage.encoding import encode_msgpack
+from storage.service import Store
 
+T = TypeVar("T")
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Operation(Generic[S]):
-    """An operation.
+    """An operation; as a decorator it makes a function its handler.
 
     Attributes:
-        name: The operationId, and the anchor in the documentation.
-        method: The method it answers.
-        path: The path it answers, with its parameters in braces.
+        pattern: The method and the path it answers, with the path's parameters in braces: ``GET /v1/threads/{id}``.
         summary: A sentence that says what it does.
-        reach: Whose rows it works on; None: it is public and needs no credential.
+        reach: The rows it works on; None: it is public and needs no credential.
         permission: The permission that the credential must have; None: any credential will do.
         body: Shape of the request body.
-        query: Shape of the query; its members are the parameters.
+        query: Shape of the query, whose members are the parameters; None: a query is refused.
         returns: Shape of the answer.
         returns_otherwise: Shape of the answer with any status but the first, where it is another one.
         statuses: Statuses of success.
@@ -56,13 +58,13 @@ class Operation(Generic[S]):
         raw_body: Whether the body is bytes of any media type, read as a stream.
         content: Whether it answers with an artifact's content, in whatever media type that has.
         extra_headers: Response headers worth naming beyond the common ones.
+        name: The operationId, and the anchor in the documentation: the handler's name, unless another one is given.
     """
 
-    name: str
-    method: HTTPMethod
-    path: str
+    pattern: str
+    _: KW_ONLY
     summary: str
-    reach: Reach[S] | None
+    reach: Reach[S] | None = None
     permission: Permission | None = None
     body: Any = None
     query: Any = None
@@ -77,6 +79,21 @@ class Operation(Generic[S]):
     raw_body: bool = False
     content: bool = False
     extra_headers: tuple[str, ...] = ()
+    name: str = ""
+
+    def __call__(self, handler: Callable[Concatenate["Call[S]", ...], Awaitable[Answer]]) -> "Route":
+        """The route of the operation, which ``handler`` answers."""
+        return Route(replace(self, name=self.name or handler.__name__), handler)
+
+    @property
+    def method(self) -> HTTPMethod:
+        """The method it answers."""
+        return HTTPMethod(self.pattern.partition(" ")[0])
+
+    @property
+    def path(self) -> str:
+        """The path it answers, with its parameters in braces."""
+        return self.pattern.partition(" ")[2]
 
     @property
     def public(self) -> bool:
@@ -105,6 +122,11 @@ class PublicCall(Struct, frozen=True):
     exchange: Exchange
     services: Services
 
+    @property
+    def store(self) -> Store:
+        """Storage, which does what the operation is for."""
+        return self.services.store
+
 
 class Call(PublicCall, Generic[S_co], frozen=True):
     """An operation under way.
@@ -117,6 +139,23 @@ class Call(PublicCall, Generic[S_co], frozen=True):
     principal: Principal
     scope: S_co
 
+    @property
+    def actor(self) -> str:
+        """The caller's name in the audit log."""
+        return self.principal.actor
+
+    def commit(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
+        """Run what writes, to COMMIT even if the client hangs up."""
+        return self.services.commits.run(work)
+
+    def cursor(self, sent: str | None, *filters: object) -> ListCursor:
+        """Where the page that was asked for begins, in the list that this operation makes with ``filters``.
+
+        Raises:
+            InvalidRequest: the cursor is forged, damaged or another list's.
+        """
+        return ListCursor(self.services.cursors, encode_msgpack((self.exchange.route, *filters)), sent)
+
     def on(self, scope: S) -> "Call[S]":
         """The same call on other rows that the caller reaches by it."""
         return Call(self.exchange, self.services, self.principal, scope)
@@ -126,8 +165,8 @@ class Route:
     """An operation with what answers it.
 
     Attributes:
-        operation: What is declared of it.
-        handler: What answers it, given a call and the path's parameters by name.
+        operation: The declaration.
+        handler: The function that answers it, given a call and the path's parameters by name.
     """
 
     __slots__ = ("handler", "operation")
@@ -142,11 +181,11 @@ class Route:
         """Let the caller in and count it, run the operation, and answer.
 
         Args:
-            services: What the operation works with.
-            facts: What is known of the request.
-            parameters: What the path names.
-            receive: Where the body arrives.
-            send: Where the answer goes.
+            services: The parts of the process.
+            facts: The facts of the request.
+            parameters: The texts of the path's parameters, by name.
+            receive: The channel that the body arrives on.
+            send: The channel that the answer goes to.
 
         Raises:
             Unauthenticated: nobody knows the caller.
@@ -156,16 +195,19 @@ class Route:
         operation = self.operation
         reach = operation.reach
         if reach is None:
-            answer = await self.handler(PublicCall(self._exchange(facts, receive), services), **parameters)
+            exchange = self._exchange(facts, receive)
+            if not operation.plain:
+                exchange.no_query()
+            answer = await self.handler(PublicCall(exchange, services), **parameters)
             await answer.give(facts, receive, send)
             return
         if facts.duplicate == "authorization":
             raise Unauthenticated
         principal = await services.authenticator.verify(facts.headers.get(b"authorization"))
         facts.key_id = principal.key_id
-        with services.admission.tenant(principal.tenant_id) as share:
-            facts.share = share
-            count_with(share.take)
+        with services.admission.tenant(principal.tenant_id) as reservation:
+            facts.reservation = reservation
+            count_with(reservation.take)
             take_turns_as(principal.tenant_id)
             await loop_turn().take()  # so that many at once, each of which is quick, are not one long turn
             lists = reach is LISTING and lists_tenant(principal, named_subject(facts))
@@ -173,6 +215,8 @@ class Route:
                 check_permission(principal, operation.permission)
             exchange = self._exchange(facts, receive)
             call = Call(exchange, services, principal, reach.enter(principal, facts))
+            if operation.query is None:
+                exchange.no_query()
             answer = await self.handler(call, **parameters)
             await answer.give(facts, receive, send)
 
@@ -182,15 +226,3 @@ class Route:
             raise InvalidRequest(Fault(detail="the header is given twice", header=facts.duplicate))
         # An artifact's content comes in the media type it has, whatever is accepted.
         return Exchange(facts, receive, operation.path, any_accept=operation.content or operation.plain)
-
-
-def route(operation: Operation[S]) -> Callable[[Callable[Concatenate[Call[S], ...], Awaitable[Answer]]], Route]:
-    """Make the decorated handler the route of ``operation``."""
-    return lambda handler: Route(operation, handler)
-
-
-def public_route(
-    operation: Operation[None],
-) -> Callable[[Callable[Concatenate[PublicCall, ...], Awaitable[Answer]]], Route]:
-    """Make the decorated handler the route of ``operation``, which needs no credential."""
-    return lambda handler: Route(operation, handler)

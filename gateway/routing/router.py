@@ -58,10 +58,10 @@ class Router:
             OperationUnknown: no operation has the path.
             MethodUnknown: none of those that have it has the method.
         """
-        found = self._at(path)
-        if found is None:
+        match = self._at(path)
+        if match is None:
             raise OperationUnknown
-        node, texts = found
+        node, texts = match
         route = node.routes.get(method)
         if route is None:
             raise MethodUnknown(_allowed(node))
@@ -73,10 +73,10 @@ class Router:
         Raises:
             PathUnknown: it has none.
         """
-        found = self._at(path)
-        if found is None:
+        match = self._at(path)
+        if match is None:
             raise PathUnknown
-        return _allowed(found[0])
+        return _allowed(match[0])
 
     def _at(self, path: str) -> tuple[_Node, list[str]] | None:
         node, texts = self._root, []
@@ -121,4 +121,4 @@ def _allowed(node: _Node) -> str:
 
 
 def _decoded(segment: bytes) -> bytes:
-    return re.sub(rb"%([0-9A-F]{2})", lambda found: bytes([int(found[1], 16)]), segment)
+    return re.sub(rb"%([0-9A-F]{2})", lambda escape: bytes([int(escape[1], 16)]), segment)

@@ -1,6 +1,6 @@
 """What all bodies share: requests refuse unknown members; names, ids and versions have one form each."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 from msgspec import Meta, Struct, inspect
 
@@ -33,6 +33,11 @@ class Request(Struct, forbid_unknown_fields=True, kw_only=True):
 class Response(Struct, kw_only=True):
     """Base of response bodies."""
 
+    @classmethod
+    def of(cls, record: object, **members: Any) -> Self:
+        """The body that shows a record, whose attributes have the members' names; ``members`` are all others."""
+        return cls(**{name: getattr(record, name) for name in cls.__struct_fields__ if name not in members}, **members)
+
 
 NOT_BLANK = r"[^\s\x00]"
 Reason = Annotated[str, Meta(min_length=1, max_length=500, pattern=NOT_BLANK)]
@@ -42,5 +47,5 @@ MediaType = Annotated[str, Meta(min_length=3, max_length=255)]
 def alternatives(kind: inspect.Type) -> list[inspect.Type]:
     """The types that a place of a shape may have."""
     if isinstance(kind, inspect.UnionType):
-        return [found for each in kind.types for found in alternatives(each)]
+        return [alternative for each in kind.types for alternative in alternatives(each)]
     return alternatives(kind.type) if isinstance(kind, inspect.Metadata) else [kind]

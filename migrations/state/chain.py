@@ -24,9 +24,8 @@ class Direction(Protocol):
     def __call__(self, document: Document, *, partial: bool) -> Document:
         """The state after the step; the given one is left as it is.
 
-        Args:
-            document: The state, or, if ``partial``, the one channel of a pending write.
-            partial: Whether it is a pending write: nothing may appear that does not come from it.
+        ``partial``: the document is the one channel of a pending write, and nothing may appear that does not come from
+        it.
 
         Raises:
             PathFault: the step cannot be applied to it.
@@ -103,11 +102,7 @@ class Chain:
     ) -> dict[str, Encoded]:
         """The state at another version.
 
-        Args:
-            state: Channels as they are stored, or the one channel of a pending write.
-            saved: The version they were saved at.
-            wanted: The version the reader knows.
-            partial: Whether it is a pending write.
+        ``partial``: the state is the one channel of a pending write.
 
         Raises:
             StateTooNew: as `path`.
@@ -175,12 +170,12 @@ class PythonDirection:
         except PathFault as fault:
             hint = "a pending write is a state of one channel: give the step an upcast_write"
             raise PathFault(f"{fault.why}; {hint}") from None
-        given = {id(value) for value in trees.values() if isinstance(value, dict | list)}
+        containers = {id(value) for value in trees.values() if isinstance(value, dict | list)}
         return document.replaced_by(
             {
                 name: value
                 for name, value in after.items()
-                if name not in nothing or nothing[name] != value or id(value) in given
+                if name not in nothing or nothing[name] != value or id(value) in containers
             }
         )
 

@@ -116,8 +116,7 @@ _hook_lock = threading.Lock()
 _hooked: list[bool] = []
 
 
-# The interpreter traces nothing while it calls a hook, so that nothing can tell which lines of the next four ran.
-def _on_event(event: str, _arguments: tuple[Any, ...]) -> None:  # pragma: no cover  called by a hook
+def _on_event(event: str, _arguments: tuple[Any, ...]) -> None:
     seen = _watched.seen
     if seen is None or not event.startswith(_OUTSIDE) or _imports(sys._getframe()):  # noqa: SLF001  the documented way
         return
@@ -125,7 +124,7 @@ def _on_event(event: str, _arguments: tuple[Any, ...]) -> None:  # pragma: no co
     raise PathFault(f"the step reaches outside: {event}")
 
 
-def _imports(frame: FrameType | None) -> bool:  # pragma: no cover  called by a hook
+def _imports(frame: FrameType | None) -> bool:
     """Whether a module is being imported: that reads files, once, and is no part of what a step does."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
@@ -134,7 +133,7 @@ def _imports(frame: FrameType | None) -> bool:  # pragma: no cover  called by a 
     return False
 
 
-def _on_call(frame: FrameType, event: str, argument: Any) -> None:  # pragma: no cover  called by a hook
+def _on_call(frame: FrameType, event: str, argument: Any) -> None:
     seen = _watched.seen
     if seen is None:
         return
@@ -147,14 +146,11 @@ def _on_call(frame: FrameType, event: str, argument: Any) -> None:  # pragma: no
         seen.append(what)
 
 
-def _forbidden(function: Any) -> str | None:  # pragma: no cover  called by a hook
+def _forbidden(function: Any) -> str | None:
     owner = getattr(function, "__self__", None)
     name = function.__name__
-    try:
-        if function in _CLOCKS or function in _MACHINE:
-            return f"{function.__module__}.{name}"
-    except TypeError:  # a method of something that has no hash
-        pass
+    if function in _CLOCKS or function in _MACHINE:
+        return f"{function.__module__}.{name}"
     if owner is _GLOBAL_RANDOM:
         return f"random.{name}"
     if name in _NOW and isinstance(owner, type) and issubclass(owner, dt.date):
@@ -201,9 +197,7 @@ def check_step(step: Step, cases: Iterable[Case]) -> list[Finding]:
 def check_chain(chain: Chain, recorded: Mapping[str, Iterable[Case]]) -> list[Finding]:
     """Everything that the steps of a schema do not keep.
 
-    Args:
-        chain: The steps.
-        recorded: Cases by step; a step without any is a finding.
+    ``recorded`` are cases by step; a step without any is a finding.
     """
     findings: list[Finding] = []
     newest = chain.steps[-1].target if chain.steps else 0
@@ -264,9 +258,11 @@ def _check_up(step: Step, case: Case) -> list[Finding]:
         elif not same(write.becomes, becomes):
             why = f"it makes something else of the write than was recorded, at {_where(write.becomes, becomes)}"
             findings.append(Finding(step.name, name, why, expected=write.becomes, actual=becomes))
-    whole = {name: write.value for name, write in recorded.items() if write.becomes is None}
-    if any(name not in case.before or not _equal(name, case.before[name], value) for name, value in whole.items()):
-        more, after = _run(step.name, step.up, case.name, {**case.before, **whole}, partial=False)
+    unconverted = {name: write.value for name, write in recorded.items() if write.becomes is None}
+    if any(
+        name not in case.before or not _equal(name, case.before[name], value) for name, value in unconverted.items()
+    ):
+        more, after = _run(step.name, step.up, case.name, {**case.before, **unconverted}, partial=False)
         if after is None:
             return findings + more
     return findings + _disagreements(step.name, case.name, made, after)

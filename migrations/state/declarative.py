@@ -353,8 +353,8 @@ def _to_string(value: Any) -> str:
 
 def _to_integer(value: Any) -> int:
     try:
-        whole = isinstance(value, bool) or (isinstance(value, float) and value == int(value))
-        if not whole and not (isinstance(value, str) and len(value) <= INTEGER_CHARACTERS_MAX):
+        is_integral = isinstance(value, bool) or (isinstance(value, float) and value == int(value))
+        if not is_integral and not (isinstance(value, str) and len(value) <= INTEGER_CHARACTERS_MAX):
             raise PathFault("the value is not a whole number")
         number = int(value)
     except (ValueError, OverflowError):

@@ -222,14 +222,7 @@ class _Reader:
             data, raw=False, strict_map_key=False, ext_hook=msgpack.ExtType, use_list=True, timestamp=0
         )
         # 0xca announces a single float, or is part of something else: then what was read is written as it stood.
-        return tree if b"\xca" not in data or _is_written_as(tree, data) else _exact(data)
-
-
-def _is_written_as(tree: Any, data: bytes) -> bool:
-    try:
-        return bool(msgpack.packb(tree, use_bin_type=True) == data)
-    except ValueError:  # pragma: no cover  nothing is known that it reads and does not write
-        return False
+        return tree if b"\xca" not in data or msgpack.packb(tree, use_bin_type=True) == data else _exact(data)
 
 
 def _exact(data: bytes) -> Any:

@@ -47,11 +47,7 @@ class ChainInvalid(StateMigrationError):
 class StateTooNew(StateMigrationError):
     """State was saved at a version that nobody registered, or that the reader's version cannot be reached from.
 
-    Attributes:
-        schema: The state schema.
-        saved: The version of the state.
-        wanted: The version that was asked for.
-        why: What is missing on the way.
+    ``why`` says what is missing on the way.
     """
 
     def __init__(self, schema: str, saved: int, wanted: int, why: str) -> None:
@@ -65,10 +61,7 @@ class StateTooNew(StateMigrationError):
 class UpcastFailed(StateMigrationError):
     """A step could not be applied to this state. The stored bytes are untouched, and repeating does not help.
 
-    Attributes:
-        schema: The state schema.
-        step: The step, as ``v1_to_v2``.
-        pointer: JSON Pointer to the place in the state, as far as it is known.
+    ``step`` is as ``v1_to_v2``, ``pointer`` a JSON Pointer to the place in the state, as far as it is known.
     """
 
     def __init__(self, schema: str, step: str, why: str, pointer: str = "") -> None:

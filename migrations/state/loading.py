@@ -36,9 +36,7 @@ def _anybodys(_status: os.stat_result, _place: Path) -> None:
 def chains_of_folder(folder: Path, *, check: Callable[[os.stat_result, Path], None] = _anybodys) -> dict[str, Chain]:
     """The chains in a folder of schemas; anything in it that is no step is refused, not passed over.
 
-    Args:
-        folder: Where each schema has a folder.
-        check: Asked about each folder, and about each file before it is run; it raises what it does not like.
+    ``check`` is asked about each folder, and about each file before it is run; it raises what it does not like.
 
     Raises:
         ChainInvalid: a file is not a step, cannot be imported, or steps do not form a line.
@@ -126,9 +124,6 @@ def ships_steps(folder: Path | None = None) -> bool:
 
 def shipped_chains(folder: Path | None = None) -> dict[str, Chain]:
     """What this build, the packages installed beside it and the deployment's own folder ship: schema to chain.
-
-    Args:
-        folder: The deployment's own; see `chains_of_own_folder`.
 
     Raises:
         ChainInvalid: as `chains_of_folder` and `chains_of_own_folder`, or two of them have a schema of one name.

@@ -104,19 +104,15 @@ class AnchoredHeads:
     left_out = 0
 
     def leave_out(self, entries: Iterable[bytes]) -> None:
-        """Forget heads that are known to be lost, and what was anchored of their lives before.
-
-        Args:
-            entries: How they are kept. `left_out` counts those that were here.
-        """
+        """Forget heads that are known to be lost, and what was anchored of their lives before."""
         lost: dict[bytes, dict[bytes, bytes]] = {}
         for entry in entries:
             lives = lost.setdefault(entry[:TAG_BYTES], {})
             lives[_life(entry)] = max(lives.get(_life(entry), b""), _come_to(entry))
         for tag, lives in lost.items():
-            kept = self._entries.pop(tag, [])
-            left = [entry for entry in kept if _come_to(entry) > lives.get(_life(entry), b"")]
-            self.left_out += len({_life(entry) for entry in kept} - {_life(entry) for entry in left})
+            entries_here = self._entries.pop(tag, [])
+            left = [entry for entry in entries_here if _come_to(entry) > lives.get(_life(entry), b"")]
+            self.left_out += len({_life(entry) for entry in entries_here} - {_life(entry) for entry in left})
             if left:
                 self._entries[tag] = left
 

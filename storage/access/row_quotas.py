@@ -53,8 +53,7 @@ class RowQuotas:
     async def keep_fresh(self, failed: Callable[[Exception], None]) -> None:
         """Read again and again who is over, until cancelled.
 
-        Args:
-            failed: Told of what failed; the next time comes all the same.
+        ``failed`` is told of each failure; the next reading comes all the same.
         """
         while True:
             await asyncio.sleep(REFRESH_SECONDS)

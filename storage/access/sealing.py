@@ -34,7 +34,6 @@ from storage.errors import (
 )
 from storage.format.token import ThreadToken
 from storage.keys.keys import Keys
-from storage.ledger.ledger import BlobLedger
 from storage.postgres.unit_of_work import RACES_MAX, Observer, Transaction, UnitOfWork
 from storage.scope import ClientShare, Scope
 from storage.statements.keys.keys import HASH_NOW
@@ -54,28 +53,16 @@ _AGAIN_MAX: Final[dict[type[Exception], int]] = {
 
 @dataclass(frozen=True)
 class Parts:
-    """What the ways to a subject's state share.
-
-    Attributes:
-        unit_of_work: Gives transactions.
-        keys: Has the sealers.
-        clock: Says when.
-        observer: Counts damage.
-        control: Says which rows that steer the gateway one wrote.
-        head_anchors: Keeps acknowledged heads in the object store.
-        offload: Moves large pieces; None: there is no object store.
-        row_quotas: Says whether a tenant may store more rows: asked by whoever stores some, before it does.
-        remembered_heads: What this process remembers of threads.
-    """
+    """What the ways to a subject's state share."""
 
     unit_of_work: UnitOfWork
     keys: Keys
     clock: Clock
     observer: Observer
     control: ControlRows
+    offload: Offload
+    row_quotas: RowQuotas
     head_anchors: HeadAnchors = field(default_factory=lambda: HeadAnchors(None))
-    offload: Offload | None = None
-    row_quotas: RowQuotas | None = None
     remembered_heads: RememberedHeads = field(default_factory=RememberedHeads)
 
 
@@ -96,10 +83,8 @@ class Sealing:
         self.clock = parts.clock
         self.control = parts.control
         self.head_anchors = parts.head_anchors
-        self.offload = parts.offload or Offload(
-            parts.unit_of_work, BlobLedger(parts.unit_of_work), None, None, parts.clock
-        )
-        self.row_quotas = parts.row_quotas or RowQuotas(parts.unit_of_work)
+        self.offload = parts.offload
+        self.row_quotas = parts.row_quotas
         self.remembered_heads = parts.remembered_heads
         self._keys = parts.keys
         self._observer = parts.observer

@@ -19,12 +19,7 @@ T = TypeVar("T")
 
 
 class Storing(ABC, Generic[T]):
-    """A request, from its first attempt to its answer; a context, at whose end unused uploads are given up.
-
-    Args:
-        access: The way to the rows.
-        scope: The subject whose data is stored.
-    """
+    """A request, from its first attempt to its answer; a context, at whose end unused uploads are given up."""
 
     def __init__(self, access: Access, scope: Scope) -> None:
         self._access = access

@@ -361,9 +361,6 @@ class Anchors:
         the database, under a number above both, and that event is anchored before anything else happens. Call it only
         for whoever has the server's settings, on a database that no gateway serves.
 
-        Args:
-            actor: The person who accepts, for the audit log.
-
         Raises:
             IntegrityFailure: A chain does not verify by itself, or an anchor is not signed by this deployment.
             BlobUnavailable: The object store does not answer.
@@ -385,12 +382,12 @@ class Anchors:
             newest, _ = await self._stored(chain, note_key)
         except AnchorNotFound:
             return None
-        kept = await self._newest_kept(blobs, scope, chain, note_key)
-        if kept == newest:
+        newest_held = await self._newest_kept(blobs, scope, chain, note_key)
+        if newest_held == newest:
             return None
         try:
-            found = await self._checked(scope, chain, kept, gaps=True)
-            gap = Gap.after(0 if kept is None else kept.sequence, found.sequence, found.hash, newest)
+            found = await self._checked(scope, chain, newest_held, gaps=True)
+            gap = Gap.after(0 if newest_held is None else newest_held.sequence, found.sequence, found.hash, newest)
         except AnchorNotFound:
             gap = Gap.after(0, 0, start_of(self._deployment_id, chain), newest)
         async with self._unit_of_work.begin(scope) as transaction:

@@ -211,10 +211,6 @@ class Audit:
         When this returns, the record is durable; nothing has been opened yet. An attempt that then finds nothing, or
         is refused, stays recorded.
 
-        Args:
-            actor: The operator, ``api-key:<id>``.
-            opening: What is to be read, and why.
-
         Raises:
             TenantNotFound: There is no such tenant.
             StorageError: The log cannot be written, or perhaps was not: nothing may be opened.
@@ -236,15 +232,7 @@ class Audit:
         return BreakGlass(actor, opening, entry.sequence, committed=_COMMITTED)
 
     def note(self, tenant_id: UUID, actor: str, action: str, target: str, status: int) -> None:
-        """Remember an access for the next `flush`. Never waits and never fails.
-
-        Args:
-            tenant_id: Whose chain; `OPERATOR_CHAIN` for operators.
-            actor: The caller, such as ``api-key:<id>``.
-            action: The operation.
-            target: The thing that it was done to.
-            status: The answer's HTTP status.
-        """
+        """Remember an access for the next `flush`. Never waits and never fails."""
         notes = self._notes.get(tenant_id)
         if notes is None:
             notes = self._notes[tenant_id] = _Notes(self._clock.now())
@@ -318,12 +306,7 @@ class Audit:
     ) -> Page[AuditRecord]:
         """Events from the oldest on. Reading the beginning is itself an event, written before the answer.
 
-        Args:
-            scope: The tenant, or the operators, whose chain it is.
-            actor: The reader, for the audit log.
-            after: The sequence of the event to read on after.
-            limit: The number of events.
-            verify: Whether what does not verify is refused. Without it, the rows are given as they are, as evidence.
+        ``verify``: what does not verify is refused. Without it, the rows are given as they are, as evidence.
 
         Raises:
             IntegrityFailure: The log was edited, cut or reordered; the message says where.

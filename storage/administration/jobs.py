@@ -19,7 +19,6 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal, ParamSpec, cast, get_args
@@ -29,6 +28,7 @@ import structlog
 from uuid_utils import uuid7
 
 from crypto import CryptoError, KeyCache, KeyDenied, KeyUnavailable, RootKeyInvalid
+from storage.administration.rounds import LeaseLostError, given_back
 from storage.blobs.store import BlobUnavailable
 from storage.concurrency.turns import Pauses
 from storage.control.key import Row
@@ -54,14 +54,12 @@ from storage.statements.deployment import jobs as sql
 LEASE_SECONDS = 30.0
 # How often a process looks for due jobs when nobody wakes it and none that it gave back is due.
 POLL_SECONDS = 2.0
-# What could not be done now (root key, object store or database out of reach) is tried again after so long.
+# The pause after which something is tried again that was out of reach: root key, object store or database.
 RETRY_SECONDS = 5.0
 # What the root key refused, and a job that has to end waits for: as long as refusals are remembered.
 REFUSED_SECONDS = KeyCache.DENIED_TTL_SECONDS
 # How often a process counts what is open, for whoever watches.
 COUNT_SECONDS = 10.0
-# What a process that stops takes at most to let another one go on.
-GIVE_BACK_SECONDS_MAX = 5.0
 # Says of a job that no gateway wrote why it ended.
 UNPROVED = "the row of this job was written or edited outside the gateway"
 # Says of a job that somebody ended before its time.
@@ -112,9 +110,8 @@ class Job:
     """A job as callers see it.
 
     ``total`` is an estimate, None before it is known. ``position`` is the performer's, and says what it found.
-
-    ``waits_for`` says what an open one could not go on for when it was last tried; None, it goes on, or has not begun.
-    A damaged one no gateway wrote as it is: what it says is left out, and nothing is done by it.
+    ``waits_for`` says what an open job waited for when it was last tried; None: it goes on, or has not begun. What a
+    ``damaged`` job says, which no gateway wrote as it is, is left out, and nothing is done by it.
     """
 
     tenant_id: UUID
@@ -172,10 +169,6 @@ def is_on_thread_of(scope: Scope, kind: str, target: str) -> bool:
     return kind in THREAD_KINDS and thread_of(target)[0] == scope.subject_id
 
 
-class LeaseLostError(Exception):
-    """Somebody else works on this job now."""
-
-
 class Lease:
     """A job in work. Only `Jobs.claim` and `Jobs.add_claimed` make one."""
 
@@ -190,12 +183,7 @@ class Lease:
         self.total = row.total
         self.waits_for = row.waits_for
         # Several, because a transaction that renewed may be rolled back and run again; all of them are ours alone.
-        self._tokens = [row.lease_until]
-
-    @property
-    def tokens(self) -> list[datetime]:
-        """What the row's lease may be, if it is still ours."""
-        return self._tokens
+        self.tokens = [row.lease_until]
 
     def proof(self, state: JobState, position: str, error: str | None = None, note: str | None = None) -> Proof:
         """What proves the row when it says this."""
@@ -205,11 +193,8 @@ class Lease:
     async def advance(self, transaction: Transaction, position: str, done: int = 0, total: int | None = None) -> None:
         """Move on and renew the lease, in the transaction that did the work.
 
-        Args:
-            transaction: Bound to the job's tenant.
-            position: Where to go on.
-            done: How much more is done.
-            total: How much there is, if that is known now.
+        ``position`` is where to go on, ``done`` how much more is done, ``total`` how much there is, if that is known
+        now.
 
         Raises:
             LeaseLostError: somebody else has it; the transaction must not commit.
@@ -219,7 +204,7 @@ class Lease:
             sql.ADVANCE,
             owner=self.tenant_id,
             job_id=self.job_id,
-            leases=self._tokens,
+            leases=self.tokens,
             done=done,
             total=total,
             position=position,
@@ -229,7 +214,7 @@ class Lease:
         if row is None:
             raise LeaseLostError
         self.position, self.done, self.total = position, row.done, row.total
-        self._tokens = [*self._tokens, row.lease_until][-_TOKENS_MAX:]
+        self.tokens = [*self.tokens, row.lease_until][-_TOKENS_MAX:]
 
 
 Performer = Callable[[Lease], Awaitable[Slice]]
@@ -518,8 +503,7 @@ class Runner:
     async def keep_running(self, failed: Callable[[Exception], None]) -> None:
         """Work on due jobs until cancelled, which is safe at any moment.
 
-        Args:
-            failed: Told of a round that failed; the next one comes all the same.
+        ``failed`` is told of each round that failed; the next one comes all the same.
         """
         while True:
             self._jobs.added.clear()
@@ -559,12 +543,6 @@ class Runner:
         await self._jobs.release(lease, seconds, waits_for)
         self._again_at = min(self._again_at, time.monotonic() + seconds)
 
-    async def _give_back(self, lease: Lease) -> None:
-        """Let another process go on at once; if that fails, it goes on when the lease has ended."""
-        with suppress(StorageError, TimeoutError):
-            async with asyncio.timeout(GIVE_BACK_SECONDS_MAX):
-                await self._jobs.release(lease, 0.0)
-
     async def _slice(self, lease: Lease) -> None:
         performer = self._performers.get(lease.kind)
         if performer is None:
@@ -572,10 +550,8 @@ class Runner:
             await self._release(lease, RETRY_SECONDS, "newer-build")
             return
         try:
-            ended = await performer(lease)
-        except asyncio.CancelledError:
-            await self._give_back(lease)
-            raise
+            async with given_back(lambda: self._jobs.release(lease, 0.0)):
+                ended = await performer(lease)
         except LeaseLostError:
             return
         except (Unavailable, KeyUnavailable) as error:

@@ -1,9 +1,9 @@
 """Rounds over tenants in the background: whose time has come, one process at each tenant, and again after a pause.
 
 Owns what sweeping, retention and the counting of rows have in common: finding the tenants that are due, adding up what
-was done for each, telling what came of a pass, and giving a tenant back when the process stops in the middle of it.
-What is done for a tenant, and the lease that spares two processes the same work, are each subclass's own; safety must
-not depend on the lease. It promises no moment at which a tenant has its turn.
+was done for each, telling what came of a pass, and giving a tenant back when the process stops in the middle of it, as
+jobs are given back. What is done for a tenant, and the lease that spares two processes the same work, are each
+subclass's own; safety must not depend on the lease. It promises no moment at which a tenant has its turn.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ C = TypeVar("C")
 
 
 class LeaseLostError(Exception):
-    """Another process works on this tenant now."""
+    """Another process works on this tenant, or on this job, now."""
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ async def telling(
 
 @asynccontextmanager
 async def given_back(release: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Release a tenant when the work on it is cancelled, so that another process goes on at once.
+    """Release a tenant or a job when the work on it is cancelled, so that another process goes on at once.
 
     If releasing fails, another process goes on when the lease has ended.
     """
@@ -88,10 +88,7 @@ async def tenants_due(unit_of_work: UnitOfWork, statement: Statement[UUID]) -> l
 class Rounds(ABC, Generic[D, C]):
     """Work on one tenant after another; several processes may do it.
 
-    Args:
-        unit_of_work: The way to the rows.
-        due: The statement that finds the tenants whose time has come.
-        nothing: What was done before anything is.
+    ``due`` finds the tenants whose time has come; ``nothing`` makes the empty tally.
     """
 
     def __init__(self, unit_of_work: UnitOfWork, due: Statement[UUID], nothing: Callable[[], D]) -> None:
@@ -129,10 +126,8 @@ class Rounds(ABC, Generic[D, C]):
     ) -> None:
         """Do what is due, again and again, until cancelled, which is safe at any moment.
 
-        Args:
-            done: Told what a pass did.
-            failed: Told of a pass that failed; the next one comes all the same.
-            counted: Told what there is and what waits, after every pass, also after one that failed.
+        ``done`` is told what a pass did, ``failed`` why one failed, and ``counted`` what there is and waits, after
+        every pass.
         """
         while True:
             await telling(self.run_due, done, failed)

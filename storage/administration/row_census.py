@@ -50,10 +50,8 @@ _SUBJECTS_PAGE = 500
 class RowCensus:
     """What all tenants' rows take, as last counted.
 
-    Attributes:
-        used_bytes: The bytes of all tenants together.
-        over: The number of tenants that may store no more.
-        age_seconds: The seconds since the oldest count of a tenant that has a quota.
+    ``over`` is the number of tenants that may store no more, ``age_seconds`` the age of the oldest count of one that
+    has a quota.
     """
 
     used_bytes: int
@@ -98,9 +96,7 @@ class RowCounting:
     async def tenant(self, tenant_id: UUID, *, now: bool = False) -> int | None:
         """Count a tenant's bytes; None if its time has not come or somebody else is at it.
 
-        Args:
-            tenant_id: The tenant.
-            now: Whether to count whatever the time, and although another process counts, which then gives up.
+        ``now``: count whatever the time, and although another process counts, which then gives up.
 
         Raises:
             Unavailable: the database cannot be reached; the last count stays.
@@ -137,10 +133,8 @@ class RowCounting:
     ) -> None:
         """Count the tenants whose time has come, again and again, until cancelled, which is safe at any moment.
 
-        Args:
-            counted: The receiver of the number of tenants that a pass counted.
-            failed: The receiver of the reason for which a pass failed; the next one comes all the same.
-            measured: The receiver of what there is after every pass, also after one that failed.
+        ``counted`` is told the number of tenants that a pass counted, ``failed`` why one failed, and ``measured`` what
+        there is after every pass.
         """
         passes: set[asyncio.Task[None]] = set()
         try:
@@ -182,9 +176,7 @@ class _Pages:
 class _Count:
     """One count of one tenant.
 
-    Attributes:
-        bytes: The bytes counted so far.
-        work_seconds: The seconds that it took, without its pauses.
+    ``work_seconds`` leaves out its pauses.
     """
 
     def __init__(

@@ -48,12 +48,8 @@ _STRUCK_MAC = bytes(32)  # of no secret
 class Usage:
     """What a tenant keeps and what it may; a quota of None: as much as it likes.
 
-    Attributes:
-        bytes: The bytes in the object store, what is reserved included.
-        quota_bytes: The bytes that it may have there.
-        rows_bytes: The bytes of its rows in the database, as they were last counted; None: they never were.
-        rows_quota_bytes: The bytes that they may take.
-        rows_counted_at: The moment of that count.
+    ``bytes`` are those in the object store, what is reserved included; ``rows_bytes`` those of rows in the database
+    when they were last counted, at ``rows_counted_at``; None: they never were.
     """
 
     bytes: int = 0
@@ -67,9 +63,7 @@ class Usage:
 class DefaultQuotas:
     """The quotas a new tenant begins with, until an operator says otherwise; None: as much as it likes.
 
-    Attributes:
-        bytes: The bytes in the object store.
-        rows_bytes: The bytes of rows in the database.
+    ``bytes`` are those in the object store, ``rows_bytes`` those of rows in the database.
     """
 
     bytes: int | None = None
@@ -179,19 +173,16 @@ class Tenants:
     ) -> Usage:
         """Say how many bytes a tenant may keep. Less than it keeps only refuses more.
 
-        Args:
-            tenant_id: The tenant.
-            quota_bytes: The bytes in the object store; None: as many as it likes; UNSET: as before.
-            actor: The operator who says so.
-            rows_quota_bytes: The bytes of rows in the database; likewise.
+        Both quotas are in bytes: of the object store, and of rows in the database. None: as many as it likes; UNSET: as
+        before.
 
         Raises:
             InvalidState: negative, or more than 2^63 - 1; or neither is given.
             TenantNotFound: there is no such tenant.
         """
-        given = {"quota_bytes": quota_bytes, "rows_quota_bytes": rows_quota_bytes}
+        quotas = {"quota_bytes": quota_bytes, "rows_quota_bytes": rows_quota_bytes}
         detail: dict[str, int | None] = {}
-        for name, each in given.items():
+        for name, each in quotas.items():
             if isinstance(each, UnsetType):
                 continue
             if each is not None and not 0 <= each <= _BYTES_MAX:
@@ -372,12 +363,7 @@ class Tenants:
         What its secret was compared with is struck out, and the seal says that it was revoked: taking ``revoked_at``
         back in the database revives nothing.
 
-        Args:
-            scope: The tenant, or the operators, whose key it is.
-            key_id: The key.
-            peppers: The peppers, of which the active one seals the row.
-            actor: The caller, for the audit log.
-            force: Whether to revoke also the last key that administers the tenant, or the deployment.
+        ``force``: revoke also the last key that administers the tenant, or the deployment.
 
         Raises:
             ApiKeyNotFound: this scope has none of this id.
@@ -404,8 +390,7 @@ class Tenants:
     async def restamp_keys(self, stamped: Iterable[tuple[ApiKeyRecord, ApiKeyRecord]]) -> None:
         """Store credentials' MACs under the active pepper, where nobody changed the row meanwhile.
 
-        Args:
-            stamped: Each credential as it was looked up, and as it is to be.
+        ``stamped`` has each credential as it was looked up, and as it is to be.
         """
         for before, fresh in stamped:
             scope = OperatorScope() if fresh.tenant_id is None else TenantScope(fresh.tenant_id)

@@ -50,26 +50,14 @@ class ArchiveCheck:
     """Takes the rows of one thread.
 
     Attributes:
-        counts: Of the rows of each table.
-        hot_bytes: Sum of the lengths of their envelopes.
-        key_versions: Those that the envelopes name.
-        blob_ids: Of the pieces whose content is in the object store.
-        client_share: Whether the thread was made under one.
+        counts: The number of rows of each table.
+        hot_bytes: The sum of the lengths of their envelopes.
+        key_versions: The versions that the envelopes name.
+        blob_ids: The blobs of pieces whose content is in the object store.
+        client_share: Whether the thread was made under a client-held share.
     """
 
     def __init__(self, sealer: Sealer, thread_id: str, thread_row: SizedThreadRow, heads: Sequence[HeadRow]) -> None:
-        """Compare with these seals.
-
-        Args:
-            sealer: Of the scope; a share, if it has one, is left aside.
-            thread_id: The thread.
-            thread_row: Its row.
-            heads: Its rows of heads.
-
-        Raises:
-            IntegrityFailure: The thread's seal does not authenticate, or a clear column says other than it.
-            KeyDestroyed: It is sealed under a key that is gone.
-        """
         self._sealer = sealer.without_share
         self._thread_id = thread_id
         self._heads = heads
@@ -180,20 +168,20 @@ class ArchiveCheck:
         return pack_named_ids(each for packed in self._named_ids for each in unpack_named_ids(packed))
 
     @property
-    def run_ids(self) -> tuple[str, ...]:
+    def run_ids(self) -> list[str]:
         """The runs of the checkpoints, each once, in order."""
         return _sorted(self._runs)
 
     @property
-    def agents(self) -> tuple[str, ...]:
+    def agents(self) -> list[str]:
         """The agents that saved the checkpoints, each once, in order."""
         return _sorted(self._agents)
 
     @property
-    def state_schemas(self) -> tuple[str, ...]:
+    def state_schemas(self) -> list[str]:
         """The schemas of the heads, one for each that has one, in order."""
-        return tuple(sorted(each for each in self._schemas.values() if each is not None))
+        return sorted(each for each in self._schemas.values() if each is not None)
 
 
-def _sorted(found: Iterable[str | None]) -> tuple[str, ...]:
-    return tuple(sorted({each for each in found if each is not None}))
+def _sorted(found: Iterable[str | None]) -> list[str]:
+    return sorted({each for each in found if each is not None})

@@ -21,7 +21,7 @@ gateway's to say.
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 from uuid import UUID
@@ -88,31 +88,12 @@ THAW_LOOK_SECONDS: Final = 60.0
 _READABLE: Final = "STANDARD"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Archived:
     """A thread that is in the archive. ``created`` False: it was there before."""
 
-    thread_id: str
-    blob_id: UUID
-    checkpoints: int
-    pending_writes: int
-    chunks: int
-    hot_bytes: int
-    size_bytes: int
-    storage_class: str
+    stub: Stub
     created: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """A thread that is hot. ``restored`` False: it was before, and the numbers are zeros."""
-
-    thread_id: str
-    restored: bool
-    checkpoints: int = 0
-    pending_writes: int = 0
-    chunks: int = 0
-    hot_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,12 +101,11 @@ class ArchiveStatus:
     """Where a thread's rows are, and how far away.
 
     Attributes:
-        tier: As the thread's.
-        state: ``hot``; or whether the object can be read, which is unknown while nobody can be asked.
-        retry_after_seconds: When it is worth asking again.
-        progress: Of a thaw that a restore waits for, from 0 to 1; None: nobody knows.
-        job_id: Of the restore that is under way, if one is.
-        stub: What the archive is; None of a hot thread.
+        state: ``hot``, or whether the object can be read; ``unknown`` if there is no object store that answers.
+        retry_after_seconds: The seconds after which it is worth asking again.
+        progress: How far the thaw is that a restore waits for, from 0 to 1; None: it is not known.
+        job_id: The job of the restore that is under way, if one is.
+        stub: The thread's row of ``archives``; None of a hot thread.
     """
 
     tier: Literal["hot", "archive"]
@@ -152,12 +132,7 @@ def _target(lease: Lease) -> tuple[Scope, str]:
 class _Request(msgspec.Struct, frozen=True):
     """One thread to archive.
 
-    Attributes:
-        scope: The scope that it belongs to.
-        thread_id: The thread.
-        actor: The one who asked, for the audit log.
-        storage_class: The class that its object ends in.
-        activity: The thread's, when it was decided to archive it; None: whatever it is.
+    ``activity`` is the thread's when it was decided to archive it; None: whatever it is.
     """
 
     scope: Scope
@@ -217,13 +192,9 @@ class Archives:
     ) -> Archived:
         """Move a thread into the archive; when this returns, its rows are there and only there. Repeating is a no-op.
 
-        Args:
-            scope: Whose.
-            thread_id: The thread; one under a client-held share is archived without it.
-            actor: Who asked, for the audit log.
-            storage_class: Of the object; None: the bucket's own.
-            activity: The thread's, when it was decided to archive it: what was written since then wins, too. None:
-                whatever was written before this began.
+        A thread under a client-held share is archived without it. ``storage_class`` None: the bucket's own.
+        ``activity`` is the thread's when it was decided to archive it: what was written since then wins. None: what was
+        written before this began does not.
 
         Raises:
             ThreadNotFound: There is none.
@@ -250,15 +221,11 @@ class Archives:
 
     # --- restoring -------------------------------------------------------------------------------------------------
 
-    async def restore(self, scope: Scope, thread_id: str, *, actor: str = GATEWAY_ACTOR) -> Restored:
-        """Bring a thread back, as it was; when this returns, it is hot. Repeating it is a no-op.
+    async def restore(self, scope: Scope, thread_id: str, *, actor: str = GATEWAY_ACTOR) -> bool:
+        """Bring a thread back, as it was; when this returns, it is hot. Repeating it is a no-op, and returns False.
 
-        It counts as active from now on, so that no policy archives it again at once.
-
-        Args:
-            scope: Whose.
-            thread_id: The thread; one under a client-held share comes back without it.
-            actor: Who asked, for the audit log.
+        It counts as active from now on, so that no policy archives it again at once. A thread under a client-held
+        share comes back without it.
 
         Raises:
             ThreadNotFound: There is none.
@@ -271,19 +238,19 @@ class Archives:
             CommitUnknown: It is in one of the two places; repeat it to learn in which.
         """
 
-        async def work(sealer: Sealer) -> Restored:
+        async def work(sealer: Sealer) -> bool:
             return await self._restore_once(scope, sealer.without_share, thread_id, actor)
 
         return await self._sealing.run(scope, work, ThreadNotFound())
 
-    async def _restore_once(self, scope: Scope, sealer: Sealer, thread_id: str, actor: str) -> Restored:
+    async def _restore_once(self, scope: Scope, sealer: Sealer, thread_id: str, actor: str) -> bool:
         async with self._sealing.unit_of_work.snapshot(scope) as transaction:
             await self._sealing.check_keys_in(transaction, scope, sealer)
             thread = await transaction.fetch_one(sql.SIZED_THREAD, thread_id=thread_id)
             if thread is None:
                 raise ThreadNotFound
             if thread.tier == "hot":
-                return Restored(thread_id=thread_id, restored=False)
+                return False
             stub = await self.objects.stub(transaction, thread_id)
             if stub is None:
                 raise IntegrityFailure("a thread is in the archive tier, but what says where is gone")
@@ -303,21 +270,14 @@ class Archives:
                     rows.of(table).extend(page)
             check.end()
             await self._flip_back(scope, sealer, stub, rows, actor)
-        return Restored(
-            thread_id=thread_id,
-            restored=True,
-            checkpoints=stub.checkpoints,
-            pending_writes=stub.pending_writes,
-            chunks=stub.chunks,
-            hot_bytes=stub.hot_bytes,
-        )
+        return True
 
     async def _flip_back(self, scope: Scope, sealer: Sealer, stub: Stub, rows: ThreadRows, actor: str) -> None:
         place = {"thread_id": stub.thread_id}
         async with self._sealing.unit_of_work.begin(scope) as transaction:
             locked = await transaction.fetch_one(sql.LOCK, **place)
             found = await transaction.fetch_one(sql.LOCK_STUB, **place)
-            if locked is None or locked.tier == "hot" or found is None or found.stub != stub:
+            if locked is None or locked.tier == "hot" or found is None or found != stub:
                 raise LostRaceError  # deleted, restored or archived anew meanwhile
             await self._sealing.check_keys_in(transaction, scope, sealer)
             for table in TABLES:
@@ -349,12 +309,8 @@ class Archives:
     ) -> Removal:
         """Delete an archived thread for good: its stub, heads and row now, its object when no backup names it any more.
 
-        Args:
-            scope: Whose.
-            thread_id: The thread.
-            actor: Who asked, for the audit log.
-            blob_id: Only if it is still archived as this object; None: as any.
-            guard: Asked under the thread's lock; what it raises leaves the thread as it is.
+        With ``blob_id`` only if it is still archived as this object. ``guard`` is asked under the thread's lock; what
+        it raises leaves the thread as it is.
 
         Returns:
             What was removed; nothing if the thread is not archived any more, or as another object.
@@ -364,10 +320,9 @@ class Archives:
         async def attempt() -> Removal:
             async with self._sealing.unit_of_work.begin(scope) as transaction:
                 locked = await transaction.fetch_one(sql.LOCK, thread_id=thread_id)
-                row = await transaction.fetch_one(sql.LOCK_STUB, thread_id=thread_id)
-                if locked is None or locked.tier == "hot" or row is None:
+                stub = await transaction.fetch_one(sql.LOCK_STUB, thread_id=thread_id)
+                if locked is None or locked.tier == "hot" or stub is None:
                     return NOTHING
-                stub = row.stub
                 if blob_id is not None and stub.blob_id != blob_id:
                     return NOTHING
                 removal = await remove_thread(
@@ -505,49 +460,42 @@ class Archives:
             await lease.advance(transaction, lease.position, 1)
 
 
+@dataclass(frozen=True, slots=True)
 class _Archiving:
     """Moves one thread; see the module."""
 
-    def __init__(
-        self,
-        sealing: Sealing,
-        objects: ArchiveObjects,
-        writer: BlobWriter,
-        audit: Audit,
-        bytes_max: int,
-    ) -> None:
-        self._sealing = sealing
-        self._objects = objects
-        self._writer = writer
-        self._audit = audit
-        self._bytes_max = bytes_max
+    sealing: Sealing
+    objects: ArchiveObjects
+    writer: BlobWriter
+    audit: Audit
+    bytes_max: int
 
     async def attempt(self, request: _Request, sealer: Sealer) -> Archived:
         """One attempt, with an object of its own."""
         scope = request.scope
-        async with self._sealing.unit_of_work.snapshot(scope) as transaction:
-            await self._sealing.check_keys_in(transaction, scope, sealer)
+        async with self.sealing.unit_of_work.snapshot(scope) as transaction:
+            await self.sealing.check_keys_in(transaction, scope, sealer)
             read = await self._first(transaction, request.thread_id)
             if read is None:
-                stub = await self._objects.stub(transaction, request.thread_id)
+                stub = await self.objects.stub(transaction, request.thread_id)
                 if stub is None:
                     raise IntegrityFailure("a thread is in the archive tier, but what says where is gone")
-                return _archived(stub, created=False)
+                return Archived(stub, created=False)
         if request.activity is not None and read.thread.activity != request.activity:
             raise ThreadActive
         size = read.thread.hot_bytes + ROW_BYTES * sum(read.thread.counts.values())
-        if size > self._bytes_max:
+        if size > self.bytes_max:
             raise ArchiveTooLarge
         new = NewBlob(new_blob_id(), "archive", object_bytes(size), place="archive")
-        now = self._sealing.clock.now()
-        await self._sealing.offload.ledger.reserve(scope, sealer, [new], now)
+        now = self.sealing.clock.now()
+        await self.sealing.offload.ledger.reserve(scope, sealer, [new], now)
         try:
             return await self._moved(request, sealer, read, new.blob_id, now)
         except CommitUnknown:
             raise  # it may be settled
         except Exception:
             with suppress(StorageError):
-                await self._sealing.offload.ledger.abandon(scope, new.blob_id)
+                await self.sealing.offload.ledger.abandon(scope, new.blob_id)
             raise
 
     async def _moved(self, request: _Request, sealer: Sealer, read: _Read, blob_id: UUID, now: datetime) -> Archived:
@@ -558,12 +506,12 @@ class _Archiving:
         record, stored_bytes = await self._written(request, sealer, read, location, written_as)
         check = await self._checked(request, sealer, read, blob_id, record)
         if written_as != wanted:
-            await self._writer.store.change_class(location, wanted)
+            await self.writer.store.change_class(location, wanted)
         stub = Stub(
             thread_id=request.thread_id,
             blob_id=blob_id,
             activity=read.thread.activity,
-            key_versions=tuple(sorted(check.key_versions | {sealer.active_key_version})),
+            key_versions=sorted(check.key_versions | {sealer.active_key_version}),
             client_share=check.client_share,
             checkpoints=check.counts[CHECKPOINTS],
             pending_writes=check.counts[PENDING_WRITES],
@@ -579,9 +527,9 @@ class _Archiving:
             key_version=sealer.active_key_version,
             sealed=b"",
         )
-        stub = replace(stub, sealed=stub.sealing(sealer, record))
+        stub = msgspec.structs.replace(stub, sealed=stub.sealing(sealer, record))
         await self._flip(request, sealer, stub, record, check)
-        return _archived(stub, created=True)
+        return Archived(stub, created=True)
 
     # --- reading and writing ---------------------------------------------------------------------------------------
 
@@ -606,17 +554,17 @@ class _Archiving:
         cipher = sealer.blob_cipher(location.blob_id, blob_key)
         encoder = ArchiveEncoder(sql.COLUMNS)
         content = self._content(request, read, encoder)
-        whole = b"".join([data async for data in content]) if read.whole else None
-        if whole is not None and len(whole) < PART_BYTES:
-            written = await self._writer.write_bytes(location, cipher, whole, storage_class=storage_class)
+        archive_bytes = b"".join([data async for data in content]) if read.whole else None
+        if archive_bytes is not None and len(archive_bytes) < PART_BYTES:
+            written = await self.writer.write_bytes(location, cipher, archive_bytes, storage_class=storage_class)
         else:
-            ledger = self._sealing.offload.ledger
+            ledger = self.sealing.offload.ledger
 
             async def on_multipart(multipart_id: str) -> None:
                 await ledger.name_multipart(request.scope, location.blob_id, multipart_id)
 
-            async with aclosing(content if whole is None else _one(whole)) as stream:
-                written = await self._writer.write(
+            async with aclosing(content if archive_bytes is None else _one(archive_bytes)) as stream:
+                written = await self.writer.write(
                     location, cipher, stream, on_multipart=on_multipart, storage_class=storage_class
                 )
         return ArchiveRecord(bytes(blob_key.borrow()), written.size_bytes, encoder.digest), written.object_bytes
@@ -642,7 +590,7 @@ class _Archiving:
             if len(page) < PAGE_ROWS:
                 return
             after = tuple(page[-1][name] for name in sql.ORDER[table])
-            async with self._sealing.unit_of_work.snapshot(request.scope) as transaction:
+            async with self.sealing.unit_of_work.snapshot(request.scope) as transaction:
                 page = await _page(transaction, request.thread_id, table, after)
 
     async def _checked(
@@ -656,12 +604,12 @@ class _Archiving:
         """
         try:
             check = ArchiveCheck(sealer, request.thread_id, read.thread, read.heads)
-            async with aclosing(self._objects.stored(request.scope, sealer, blob_id, record)) as pages:
+            async with aclosing(self.objects.stored(request.scope, sealer, blob_id, record)) as pages:
                 async for table, page in pages:
                     await check.take(table, page)
             check.end()
         except IntegrityFailure:
-            async with self._sealing.unit_of_work.snapshot(request.scope) as transaction:
+            async with self.sealing.unit_of_work.snapshot(request.scope) as transaction:
                 now = await transaction.fetch_one(sql.ACTIVITY, thread_id=request.thread_id)
             if now is None or (now.tier, now.activity) != ("hot", read.thread.activity):
                 raise ThreadActive from None
@@ -674,23 +622,23 @@ class _Archiving:
         self, request: _Request, sealer: Sealer, stub: Stub, record: ArchiveRecord, check: ArchiveCheck
     ) -> None:
         scope, thread_id = request.scope, request.thread_id
-        async with self._sealing.unit_of_work.begin(scope) as transaction:
+        async with self.sealing.unit_of_work.begin(scope) as transaction:
             locked = await transaction.fetch_one(sql.LOCK, thread_id=thread_id)
             if locked is None or (locked.tier, locked.activity) != ("hot", stub.activity):
                 raise ThreadActive
-            await self._sealing.check_keys_in(transaction, scope, sealer)
-            held = await transaction.fetch_all(sql.HOLD_KEY_VERSIONS, key_versions=list(stub.key_versions))
+            await self.sealing.check_keys_in(transaction, scope, sealer)
+            held = await transaction.fetch_all(sql.HOLD_KEY_VERSIONS, key_versions=stub.key_versions)
             if len(held) != len(stub.key_versions):
                 # Re-sealed while it was read: the rows of now need none of the versions that are being given up.
                 raise LostRaceError
             settlement = Settlement(stub.blob_id, stub.size_bytes, BlobPointer(record.blob_key, record.content_bytes))
-            await self._sealing.offload.ledger.settle(transaction, sealer, [settlement], thread_id)
-            await transaction.run(sql.ADD_STUB, **asdict(stub))
+            await self.sealing.offload.ledger.settle(transaction, sealer, [settlement], thread_id)
+            await transaction.run(sql.ADD_STUB, **msgspec.structs.asdict(stub))
             for table, statement in sql.REMOVE.items():
                 if await transaction.run(statement, thread_id=thread_id) != check.counts[table]:
                     raise ThreadActive
             await transaction.run(sql.INTO_ARCHIVE, thread_id=thread_id)
-            await self._audit.append(
+            await self.audit.append(
                 transaction, scope.tenant_id, request.actor, "thread.archive", _named(scope, thread_id), _told(stub)
             )
 
@@ -704,20 +652,6 @@ async def _page(transaction: Transaction, thread_id: str, table: str, after: Seq
 
 async def _one(data: bytes) -> AsyncGenerator[bytes, None]:
     yield data
-
-
-def _archived(stub: Stub, *, created: bool) -> Archived:
-    return Archived(
-        thread_id=stub.thread_id,
-        blob_id=stub.blob_id,
-        checkpoints=stub.checkpoints,
-        pending_writes=stub.pending_writes,
-        chunks=stub.chunks,
-        hot_bytes=stub.hot_bytes,
-        size_bytes=stub.size_bytes,
-        storage_class=stub.storage_class,
-        created=created,
-    )
 
 
 def _named(scope: Scope, thread_id: str) -> str:

@@ -42,15 +42,7 @@ class Announced:
 class NewVersion:
     """A version of a file that is about to get its row.
 
-    Attributes:
-        artifact_id: Its id, which no artifact had before.
-        thread_id: The thread that it belongs to.
-        new: What is said of it.
-        blob_id: Its content, which is live.
-        size_bytes: The size of its content.
-        digest: The SHA-256 of its content.
-        number: The number of a version that another deployment made; None: the next one of its name.
-        created_at: When another deployment made it; None: now.
+    ``number`` and ``created_at`` are of a version that another deployment made; None: the next of its name, and now.
     """
 
     artifact_id: UUID

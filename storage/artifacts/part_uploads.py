@@ -37,7 +37,7 @@ from storage.errors import (
     UploadNotFound,
 )
 from storage.format.pointer import BlobPointer, IntentRecord
-from storage.ledger.ledger import NewBlob, Settlement, new_blob_id, open_record
+from storage.ledger.ledger import NewBlob, Settlement, new_blob_id, open_intent
 from storage.model import Idempotency
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import ClientShare, Scope, check_id
@@ -189,7 +189,7 @@ class PartUploads:
             raise UploadNotFound
         check_flag(sealer, needed=intent.client_share)
         try:
-            record = open_record(sealer, intent)
+            record = open_intent(sealer, intent)
             details = _details.decode(record.details)
         except IntegrityFailure:
             if intent.client_share:
@@ -212,14 +212,9 @@ class PartUploads:
     ) -> Part:
         """Store one part. The same bytes again change nothing; other bytes are sealed under a salt of their own.
 
-        Args:
-            scope: The subject that the upload belongs to.
-            upload_id: The upload.
-            number: The part's place, from 0.
-            body: Its content: `part_bytes`, or fewer in the last part.
-            size_bytes: Its size at most, if that is known; a short part then takes no more memory than it needs.
-            digest: SHA-256 that the content must have.
-            share: The client-held share of the thread.
+        ``number`` counts from 0. ``body`` has the upload's `part_bytes`, or fewer in the last part, and the SHA-256
+        ``digest``. ``size_bytes`` is its size at most, if that is known; a short part then takes no more memory than it
+        needs.
 
         Raises:
             PartInvalid: it is longer than a part or than ``size_bytes``, or lies outside the size that was announced.
@@ -304,8 +299,8 @@ class PartUploads:
             raise UploadNotFound from None
 
         async def record(sealer: Sealer) -> None:
-            kept = _seal_part(sealer, upload_id, number, etag, size, digest)
-            await self._ledger.record_part(scope, upload_id, UploadedPart(number, etag, size, kept))
+            sealed_digest = _seal_part(sealer, upload_id, number, etag, size, digest)
+            await self._ledger.record_part(scope, upload_id, UploadedPart(number, etag, size, sealed_digest))
 
         await self._access.reading(scope, record, UploadNotFound(), share)
         return etag
@@ -322,7 +317,7 @@ class PartUploads:
         """Reserve what a part takes, unless the whole was reserved when the upload began."""
 
         async def announced(sealer: Sealer) -> int | None:
-            return _details.decode(open_record(sealer, intent).details).size_bytes
+            return _details.decode(open_intent(sealer, intent).details).size_bytes
 
         if await self._access.reading(scope, announced, UploadNotFound(), share) is not None:
             return
@@ -336,13 +331,13 @@ class PartUploads:
         location = BlobLocation(scope.tenant_id, upload_id)
         begun = await blobs.begin_multipart(location)
         try:
-            kept = await self._ledger.name_multipart(scope, upload_id, begun)
+            in_force = await self._ledger.name_multipart(scope, upload_id, begun)
         except UploadNotFound:
             await blobs.abort_multipart(location, begun)
             raise
-        if kept != begun:
+        if in_force != begun:
             await blobs.abort_multipart(location, begun)
-        return kept
+        return in_force
 
     async def complete(
         self,
@@ -355,15 +350,10 @@ class PartUploads:
     ) -> tuple[Artifact, bool]:
         """Make an artifact of an upload's parts. Repeating it gives the artifact that was made.
 
+        ``parts`` is their number, ``digest`` the SHA-256 that the whole content must have.
+
         Returns:
             The artifact, and whether it was made now.
-
-        Args:
-            scope: The subject that the upload belongs to.
-            upload_id: The upload.
-            parts: The number of its parts.
-            digest: SHA-256 that the whole content must have.
-            share: The client-held share of the thread.
 
         Raises:
             UploadIncomplete: parts are missing, or one is not as long as it must be; send them, then repeat.

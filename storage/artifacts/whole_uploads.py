@@ -51,14 +51,7 @@ class WholeUploads:
     ) -> Artifact:
         """Store a file that arrives in one stream; creates the thread if there is none.
 
-        Args:
-            scope: The subject that has it.
-            thread_id: The thread that it belongs to.
-            new: What is said of it.
-            body: Its content.
-            announced: What is known of the content before it is read.
-            idempotency: A key whose digest covers everything but the content; the content's is added.
-            share: The client-held share of the thread.
+        The digest of ``idempotency`` covers everything but the content; the content's is added.
 
         Raises:
             BlobsNotConfigured: there is no object store.

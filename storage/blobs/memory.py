@@ -54,14 +54,8 @@ class _Standing:
 class MemoryBlobStore:
     """A `BlobStore` in a dictionary.
 
-    Args:
-        clock: Of the object store.
-        storage_class: What blobs are stored in when nothing else is asked for.
-        thaw_seconds: How long a thaw takes; None: as long as S3's at most.
-
-    Attributes:
-        available: Set to False to make every operation raise `BlobUnavailable`.
-        storage_class: See above.
+    ``available`` False makes every operation raise `BlobUnavailable`. ``thaw_seconds`` None: as long as S3's take at
+    most.
     """
 
     def __init__(

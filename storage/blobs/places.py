@@ -8,10 +8,6 @@ class Places:
     """The object stores of a deployment, by place; a place without one is None.
 
     Both may be one bucket: the names of objects tell the places apart (`storage.blobs.keyspace`).
-
-    Args:
-        blobs: Of pieces, files, anchors and tombstones.
-        archive: Of archived threads.
     """
 
     __slots__ = ("archive", "blobs")

@@ -140,10 +140,7 @@ class BlobStore(Protocol):
     ) -> None:
         """Store a blob; durable when this returns. Repeating it with the same bytes changes nothing.
 
-        Args:
-            location: Where.
-            data: The whole blob.
-            storage_class: One of `STORAGE_CLASSES`; None: the store's own.
+        ``storage_class`` is one of `STORAGE_CLASSES`; None: the store's own.
 
         Raises:
             BlobExists: Other bytes are stored there.
@@ -184,9 +181,7 @@ class BlobStore(Protocol):
         Nothing happens to one that can be read because of its class, and to one that is being thawed; the time of one
         that is thawed already begins anew.
 
-        Args:
-            location: Where.
-            days: How long it can be read, from now, rounded up to midnight UTC; at least one.
+        ``days`` from now, rounded up to midnight UTC, it can be read; at least one.
 
         Raises:
             BlobNotFound: Nothing is stored there.
@@ -198,10 +193,6 @@ class BlobStore(Protocol):
         """Move a blob to another storage class; the bytes stay, and repeating it changes nothing.
 
         So a blob that is read back before it is relied on can still end in a class that is frozen from the start.
-
-        Args:
-            location: Where.
-            storage_class: One of `STORAGE_CLASSES`.
 
         Raises:
             BlobNotFound: Nothing is stored there.
@@ -232,10 +223,6 @@ class BlobStore(Protocol):
     async def begin_multipart(self, location: ObjectLocation, *, storage_class: str | None = None) -> str:
         """Begin an upload in parts.
 
-        Args:
-            location: Where.
-            storage_class: As for `put_if_absent`.
-
         Returns:
             The id of the upload: opaque text, at most 1,024 characters.
 
@@ -247,11 +234,8 @@ class BlobStore(Protocol):
     async def put_part(self, location: ObjectLocation, multipart_id: str, number: int, data: BlobBytes) -> str:
         """Store one part; durable when this returns. The same number again replaces the part.
 
-        Args:
-            location: As given to `begin_multipart`.
-            multipart_id: What it returned.
-            number: The part's place, from 0 to `PARTS_MAX` - 1 (S3's own numbers are one more).
-            data: All parts but the last have at least 5 MiB.
+        ``number`` is from 0 to `PARTS_MAX` - 1 (S3's own numbers are one more). All parts but the last have at least 5
+        MiB.
 
         Returns:
             The etag: opaque text, at most 200 characters, that `complete_multipart` takes.
@@ -267,12 +251,9 @@ class BlobStore(Protocol):
     ) -> None:
         """Make the object out of its parts; durable when this returns. Repeating it changes nothing.
 
-        Args:
-            location: As given to `begin_multipart`.
-            multipart_id: What it returned.
-            parts: Every part as number and etag, numbers ascending; at least one.
-            size_bytes: Size of the whole object. An object of this size that is already there counts as the answer
-                that was lost: no other upload ever writes to the same location.
+        ``parts`` has every part as number and etag, numbers ascending, and at least one. ``size_bytes`` is the size of
+        the whole object: one of this size that is already there counts as the answer that was lost, because no other
+        upload ever writes to the same location.
 
         Raises:
             BlobExists: An object of another size is stored there.
@@ -294,9 +275,6 @@ class BlobStore(Protocol):
         """Return all open uploads whose object keys begin with `prefix`, by object key.
 
         All at once, because servers page through them in orders of their own; a tenant has few.
-
-        Args:
-            prefix: Also the whole key of one location.
         """
         ...
 

@@ -47,11 +47,7 @@ _MARK_DIGITS = 32
 class Wanted(msgspec.Struct, frozen=True):
     """What to read, as `storage.model.ChannelHistoryQuery` says.
 
-    Attributes:
-        namespace: The namespace.
-        channels: The channels.
-        mark: The mark of an earlier answer.
-        names: Under which a reader knows channels; None: those that were stored.
+    ``names`` are those under which a reader knows channels; None: those that were stored.
     """
 
     namespace: str
@@ -80,10 +76,7 @@ class _Counted:
     def mark(self, checkpoint_id: str, newer: Iterable[OpenedCheckpoint], writes: LiveSet) -> str:
         """The mark of a history: of all that is counted but the checkpoints that came after it and these writes.
 
-        Args:
-            checkpoint_id: The checkpoint that it is of.
-            newer: The checkpoints that came after it.
-            writes: The pending writes of that checkpoint and of the newer ones.
+        ``newer`` are the checkpoints that came after it, ``writes`` the pending writes of it and of those.
 
         Raises:
             IntegrityFailure: There are more of them than are counted.
@@ -104,11 +97,7 @@ Together = Callable[[], Awaitable[ChannelHistories]]
 async def read(rows: Rows, reader: PieceReader, at: At, wanted: Wanted) -> Together:
     """Read what the histories of a checkpoint that was loaded are made of, at the moment of the load.
 
-    Args:
-        rows: The thread's rows at that moment.
-        reader: Takes their pieces; those that are in blobs have to be fetched before the histories are put together.
-        at: The checkpoint.
-        wanted: Which.
+    ``reader`` takes their pieces; those that are in blobs have to be fetched before the histories are put together.
 
     Raises:
         IntegrityFailure: Something does not authenticate, or is missing that should be there.
@@ -189,12 +178,8 @@ def _sum(macs: Macs, rows: Iterable[WriteRow]) -> LiveSet:
 class _Line:
     """A checkpoint's ancestors, nearest first, as far as the wanted channels need them; by the names of a reader.
 
-    Attributes:
-        sealer: The caller's.
-        target: The checkpoint.
-        ancestors: Those that were walked.
-        seeds: By channel, the nearest ancestor that holds a value of it.
-        is_whole: False: an ancestor was not there; it was removed, or is a parent that never was.
+    ``seeds`` has by channel the nearest ancestor that holds a value of it. ``is_whole`` False: an ancestor was removed,
+    or is a parent that never was.
     """
 
     def __init__(self, rows: Rows, sealer: Sealer, target: OpenedCheckpoint, wanted: Wanted) -> None:

@@ -111,11 +111,6 @@ class Compacting:
 
         Without a believed head it goes by the head it finds, and again if another writer is faster.
 
-        Args:
-            scope: Whose.
-            compaction: What to keep of which channel.
-            share: The client's share of the thread's keys.
-
         Raises:
             CheckpointNotFound: the namespace has no head.
             HeadMoved: the head is not the one the caller named, or moved in every round.
@@ -174,13 +169,13 @@ class Compacting:
             base, sequence = await _stand(snapshot, sealer, compaction, strict=row.strict, strictness=strictness)
             held = _list_of(base, compaction.channel)
             count = _count(held)
-            kept = min(compaction.keep_last, count)
-            if kept == count and not compaction.summary:
+            newest_count = min(compaction.keep_last, count)
+            if newest_count == count and not compaction.summary:
                 return _Base(base, sequence, None, count)
-            parts = await _read_newest(snapshot.rows, reader, held, base.ids, kept)
+            parts = await _read_newest(snapshot.rows, reader, held, base.ids, newest_count)
             blobs = await self._access.offload.find(transaction, sealer, reader)
         await self._access.offload.fill(scope, sealer, reader, blobs)
-        return _Base(base, sequence, _newest(parts, reader, kept), count)
+        return _Base(base, sequence, _newest(parts, reader, newest_count), count)
 
     async def _save(self, scope: Scope, compaction: Compaction, base: _Base, share: ClientShare | None) -> Save:
         columns, manifest = base.checkpoint.columns, base.checkpoint.manifest
@@ -233,8 +228,8 @@ class Compacting:
         if held is None or bounds is None or compaction.channel in shown.delta_channels:
             raise _no_list(compaction.channel)
         channels = {name: ChannelValue(each.version, each.value) for name, each in (shown.channels or {}).items()}
-        kept = min(compaction.keep_last, len(bounds) - 1)
-        newest = Newest(kept, held.value.data[bounds[len(bounds) - 1 - kept] :])
+        newest_count = min(compaction.keep_last, len(bounds) - 1)
+        newest = Newest(newest_count, held.value.data[bounds[len(bounds) - 1 - newest_count] :])
         channels[compaction.channel] = ChannelValue(bumped(held.version), _compacted(compaction.summary, newest))
         return channels, shown.delta_channels
 

@@ -55,11 +55,11 @@ class Draft(msgspec.Struct, frozen=True):
             InvalidState: a placeholder stands where none can, or names nothing.
         """
         cutter = Cutter(sealer, offload_bytes_min=offload_bytes_min)
-        given = save.content.channels if isinstance(save.content, FullState) else {}
+        values = save.content.channels if isinstance(save.content, FullState) else {}
         named = _named(save.content)
         cut = {
             name: _cut(cutter, save.content, name, each.value)
-            for name, each in given.items()
+            for name, each in values.items()
             if each.value is not None and each.append_to is None
         }
         return cls(now, cutter, cut, named, tagging_of(sealer, save))
@@ -231,8 +231,8 @@ def _named_in_state(content: FullState) -> dict[str, list[Pointer]]:
 
 
 def _union(packed: Iterable[bytes | None]) -> bytes | None:
-    given = [each for each in packed if each is not None]
-    return pack_named_ids(each for some in given for each in unpack_named_ids(some)) if given else None
+    lists = [each for each in packed if each is not None]
+    return pack_named_ids(each for some in lists for each in unpack_named_ids(some)) if lists else None
 
 
 def _appended_to(content: FullState, base: OpenedCheckpoint | None) -> list[bytes] | None:

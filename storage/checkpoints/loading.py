@@ -39,7 +39,7 @@ from storage.model import Checkpoint, Load, Loaded
 from storage.schemas.versions import WantedNames
 from storage.scope import Scope
 from storage.statements.threads import checkpoints as sql
-from storage.statements.threads.checkpoints import LoadedRows, LoadRow
+from storage.statements.threads.checkpoints import LoadedRows
 from storage.tiers.hot import HotRows
 from storage.tiers.snapshots import OpenSnapshot, ThreadElsewhere
 
@@ -119,7 +119,7 @@ class _Head:
         return written
 
 
-def at_once(access: Access, scope: Scope, wanted: Wanted) -> AtOnce[Loaded, LoadRow] | None:
+def at_once(access: Access, scope: Scope, wanted: Wanted) -> AtOnce[Loaded, LoadedRows] | None:
     """How a load is one round trip; None: histories are wanted, which take more statements at the same moment."""
     load = wanted.load
     if load.history is not None:
@@ -134,7 +134,7 @@ def at_once(access: Access, scope: Scope, wanted: Wanted) -> AtOnce[Loaded, Load
 
 
 async def _open_at_once(  # noqa: C901  what is left to a snapshot is said at one place
-    access: Access, scope: Scope, wanted: Wanted, sealer: Sealer, row: LoadRow | None
+    access: Access, scope: Scope, wanted: Wanted, sealer: Sealer, found: LoadedRows | None
 ) -> Loaded | None:
     """Make the answer of what one call found; None: only a snapshot can tell.
 
@@ -147,9 +147,8 @@ async def _open_at_once(  # noqa: C901  what is left to a snapshot is said at on
         StateTooLarge, BlobUnavailable, ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `load_in`.
         IntegrityFailure: what was found does not authenticate.
     """
-    if row is None:
+    if found is None:
         return None
-    found = row.loaded
     access.check_keys(scope, sealer, found.keys_hash)
     try:
         head = _Head(sealer, wanted, found)

@@ -96,7 +96,8 @@ class ThreadSealers:
     """Which sealer opens the rows of which thread on a page of history, and what the thread's seal says.
 
     Where one thread is asked for it is the caller's, who has admitted it as ``thread``. Over all threads the caller's
-    share opens what was made under it, and no share what was made without one; a damaged thread hides no other.
+    share opens what was made under it, and no share what was made without one; a damaged thread hides no other. The
+    caller's sealer is ``own``.
     """
 
     def __init__(
@@ -107,16 +108,11 @@ class ThreadSealers:
         thread: ThreadSeal | None,
     ) -> None:
         self._transaction = transaction
-        self._sealer = sealer
+        self.own = sealer
         self._known: dict[str, Sealer | None] = {} if thread_id is None else {thread_id: sealer}
         self._seals: dict[str, ThreadSeal] = {} if thread_id is None or thread is None else {thread_id: thread}
         self._damaged: set[str] = set()
         self.over_threads = thread_id is None
-
-    @property
-    def own(self) -> Sealer:
-        """The caller's."""
-        return self._sealer
 
     async def learn(self, thread_ids: Iterable[str]) -> None:
         """Read the seals of threads that were not asked about before."""
@@ -124,11 +120,11 @@ class ThreadSealers:
         if not unknown:
             return
         # A thread whose own row was taken away: what is left of it opens, or is found to be damaged.
-        self._known.update(dict.fromkeys(unknown, self._sealer.without_share))
+        self._known.update(dict.fromkeys(unknown, self.own.without_share))
         for row in await self._transaction.fetch_all(sql.THREAD_SEALS, thread_ids=unknown):
             thread_id = row.thread_id
             try:
-                thread = open_thread_seal(self._sealer, thread_id, row.created_at, row.seal)
+                thread = open_thread_seal(self.own, thread_id, row.created_at, row.seal)
             except IntegrityFailure:
                 self._known[thread_id] = None
                 self._damaged.add(thread_id)
@@ -137,8 +133,8 @@ class ThreadSealers:
             if thread.share_check is not None:
                 self._known[thread_id] = None
                 with suppress(ClientShareRequired, ClientShareWrong):
-                    check_share(self._sealer, thread_id, thread)
-                    self._known[thread_id] = self._sealer
+                    check_share(self.own, thread_id, thread)
+                    self._known[thread_id] = self.own
 
     def of(self, thread_id: str) -> Sealer | None:
         """The sealer of a thread that was learned; None: its share is not here, or it is damaged."""

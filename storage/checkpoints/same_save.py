@@ -8,6 +8,7 @@ Owns the comparison of values. Everything else about a checkpoint is compared by
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from uuid import UUID
 
 import msgspec
@@ -26,11 +27,11 @@ from storage.tiers.hot import HotRows
 
 
 class CutOtherwiseError(Unfinished):
-    """A save is what is stored but for its pieces: `Repeat.compare` when no transaction is open, then save again."""
+    """A save is what is stored but for its pieces: `Comparison.compare` outside of a transaction, then save again."""
 
-    def __init__(self, repeat: "Repeat") -> None:
+    def __init__(self, comparison: "Comparison") -> None:
         super().__init__()
-        self.repeat = repeat
+        self.comparison = comparison
 
 
 def same_but_for_pieces(stored: OpenedCheckpoint, columns: CheckpointColumns, manifest: Manifest) -> bool:
@@ -47,22 +48,15 @@ def same_but_for_pieces(stored: OpenedCheckpoint, columns: CheckpointColumns, ma
     return before == again
 
 
-class Repeat:
-    """A save, what is stored under its id, and the stored pieces of both. Only `Repeat.read` makes one."""
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A save, what is stored under its id, and the stored pieces of both. Only `Comparison.read` makes one."""
 
-    def __init__(
-        self,
-        stored: OpenedCheckpoint,
-        manifest: Manifest,
-        cutter: Cutter,
-        reader: PieceReader,
-        blobs: Mapping[UUID, LiveBlob],
-    ) -> None:
-        self._stored = stored
-        self._manifest = manifest
-        self._cutter = cutter
-        self._reader = reader
-        self._blobs = blobs
+    stored: OpenedCheckpoint
+    manifest: Manifest
+    cutter: Cutter
+    reader: PieceReader
+    blobs: Mapping[UUID, LiveBlob]
 
     @classmethod
     async def read(
@@ -73,16 +67,11 @@ class Repeat:
         stored: OpenedCheckpoint,
         manifest: Manifest,
         cutter: Cutter,
-    ) -> "Repeat":
+    ) -> "Comparison":
         """Read what comparing needs, in the transaction that found the stored checkpoint.
 
-        Args:
-            transaction: Holds the thread's lock.
-            sealer: The thread's.
-            offload: Finds the pieces that are in the object store.
-            stored: The checkpoint.
-            manifest: The save's, composed again.
-            cutter: Has the pieces that the save brought.
+        The transaction holds the thread's lock. ``manifest`` is the save's, composed again, and ``cutter`` has its
+        pieces.
 
         Raises:
             StateTooLarge: too much of it is in the object store to be compared.
@@ -105,17 +94,17 @@ class Repeat:
             BlobUnavailable: the object store does not answer.
             IntegrityFailure: a piece is not what its id names.
         """
-        await offload.fill(scope, sealer, self._reader, self._blobs)
+        await offload.fill(scope, sealer, self.reader, self.blobs)
 
         def look_up(piece_id: bytes) -> Opened:
-            own = self._cutter.pieces.get(piece_id)
+            own = self.cutter.pieces.get(piece_id)
             if own is not None:
                 return open_piece(sealer, piece_id, own.plaintext, own.children)
-            size = self._cutter.referenced.get(piece_id)
-            return self._reader.look_up(piece_id) if size is None else Opened(None, None, LEAF, size)
+            size = self.cutter.referenced.get(piece_id)
+            return self.reader.look_up(piece_id) if size is None else Opened(None, None, LEAF, size)
 
-        before, again = self._stored.ids, self._cutter.listed.ids
-        for old, new in zip(self._stored.manifest.channels, self._manifest.channels, strict=True):
-            if join_holed(old.body, before, self._reader.look_up) != join_holed(new.body, again, look_up):
+        before, again = self.stored.ids, self.cutter.listed.ids
+        for old, new in zip(self.stored.manifest.channels, self.manifest.channels, strict=True):
+            if join_holed(old.body, before, self.reader.look_up) != join_holed(new.body, again, look_up):
                 raise CheckpointExists
-        return self._stored.member
+        return self.stored.member

@@ -35,7 +35,7 @@ from storage.checkpoints.composing import (
 )
 from storage.checkpoints.piece_rows import sealed_pieces
 from storage.checkpoints.reading import one, read_pieces
-from storage.checkpoints.same_save import CutOtherwiseError, Repeat, same_but_for_pieces
+from storage.checkpoints.same_save import Comparison, CutOtherwiseError, same_but_for_pieces
 from storage.concurrency.computing import compute
 from storage.errors import (
     ChannelUnchangedUnknown,
@@ -87,11 +87,7 @@ AtVersion = Callable[[Save, OtherVersionError], Awaitable[Save]]
 class Saving(Storing[Saved]):
     """A request to save.
 
-    Args:
-        access: The way to the rows.
-        scope: The subject whose state is saved.
-        save: The new checkpoint.
-        at_version: What answers a parent of another version; None: that is the caller's to see.
+    ``at_version`` answers a parent of another version; None: that is the caller's to see.
     """
 
     def __init__(self, access: Access, scope: Scope, save: Save, at_version: AtVersion | None = None) -> None:
@@ -115,7 +111,7 @@ class Saving(Storing[Saved]):
     async def _answer(self, sealer: Sealer, reason: Unfinished) -> None:
         match reason:
             case CutOtherwiseError():
-                self._same = await reason.repeat.compare(self._scope, sealer, self._access.offload)
+                self._same = await reason.comparison.compare(self._scope, sealer, self._access.offload)
             case AgentUnsure():
                 self._lock_first = True
             case OtherVersionError() if self._at_version is not None:
@@ -409,10 +405,8 @@ class _Attempt:
     async def under_lock(self, uploads: Uploads, same: bytes | None, *, lock_first: bool) -> Saved:
         """Save on what is read under the thread's lock.
 
-        Args:
-            uploads: What is in the object store for the save.
-            same: As `_saved_before`.
-            lock_first: Whether the lock is waited for in a statement of its own, so that nothing is `AgentUnsure`.
+        ``uploads`` is what is in the object store for the save, ``same`` as in `_saved_before`. ``lock_first``: wait
+        for the lock in a statement of its own, so that nothing is `AgentUnsure`.
         """
         access, scope, sealer, save = self.access, self.scope, self.sealer, self.save
         acknowledged = access.remembered_heads.acknowledged(scope, save.thread_id, save.namespace)
@@ -493,8 +487,7 @@ class _Attempt:
             IntegrityFailure: it must be there: it is the head, or fewer checkpoints are there than the seals say.
         """
         save = self.save
-        parent = row.checkpoint
-        base = None if parent is None else open_checkpoint(self.sealer, parent)
+        base = None if row.parent is None else open_checkpoint(self.sealer, row.parent)
         parent_id = ground.head_id if save.parent is None else save.parent.checkpoint_id
         needs_parent = self.draft.needs_parent(save)
         if base is None and parent_id is not None and (needs_parent or parent_id != ground.head_id):
@@ -661,8 +654,7 @@ class _Attempt:
                 raise CheckpointExists
             if same != stored.member:
                 offload = self.access.offload
-                repeat = await Repeat.read(transaction, sealer, offload, stored, manifest, cutter)
-                raise CutOtherwiseError(repeat)
+                raise CutOtherwiseError(await Comparison.read(transaction, sealer, offload, stored, manifest, cutter))
         macs = sealer.without_share
         seen = ThreadToken.of(macs, stored.columns.namespace, ground.head_id, ground.head)
         token = seen.encode(macs, stored.columns.thread_id)

@@ -81,11 +81,7 @@ class Pieces:
     async def put(self, scope: Scope, thread_id: str, data: bytes, share: ClientShare | None = None) -> PieceReceipt:
         """Store a leaf, creating the thread if need be; durable when this returns. Safe to repeat.
 
-        Args:
-            scope: whose.
-            thread_id: the thread whose saves may name it.
-            data: exactly one MessagePack string, binary or extension object.
-            share: the client's share of the thread's keys.
+        ``data`` is exactly one MessagePack string, binary or extension object.
 
         Raises:
             InvalidState: it is no such object, or may name an artifact, which a save must see.

@@ -97,11 +97,6 @@ class States:
 
         A patch that names another version than its parent's applies to what the parent is at that version.
 
-        Args:
-            scope: Whose.
-            save: What to save.
-            share: The client's share of the thread's keys.
-
         Raises:
             StateTooNewToSave: the save names a version that nobody registered.
             StateVersionRequired: it names none, and the agent's state was adopted at one.
@@ -314,9 +309,9 @@ class States:
         """
         if wanted is AS_SAVED:
             return await self._checkpoints.channel_history(scope, query, share)
-        whole = replace(query, refs=False, mark=None)
+        in_full = replace(query, refs=False, mark=None)
         found = await self._with_names(
-            scope, wanted, lambda names: self._checkpoints.channel_history(scope, whole, share, names)
+            scope, wanted, lambda names: self._checkpoints.channel_history(scope, in_full, share, names)
         )
         result: dict[str, ChannelHistory] = {}
         seeds: dict[str, Checkpoint] = {}

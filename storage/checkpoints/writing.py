@@ -64,11 +64,7 @@ class _Fresh:
 class Writing(Storing[WritesReceipt]):
     """A request to store a task's writes.
 
-    Args:
-        access: The way to the rows.
-        scope: The subject whose state it is.
-        new: The writes.
-        at_version: What answers a checkpoint at a version, where the writes name none; None: that is the caller's.
+    ``at_version`` answers a checkpoint at a version, where the writes name none; None: that is the caller's to see.
     """
 
     def __init__(self, access: Access, scope: Scope, new: TaskWrites, at_version: AtVersion | None = None) -> None:
@@ -97,11 +93,8 @@ class Writing(Storing[WritesReceipt]):
 class _Draft:
     """Writes before it is known what they stand on.
 
-    Attributes:
-        now: The moment of the request.
-        cutter: The pieces of all.
-        sealed: The columns of each, and what is sealed of it.
-        named: The artifacts that each names, by its ``idx``.
+    ``sealed`` has the columns of each, and what is sealed of it; ``named`` the artifacts that each names, by its
+    ``idx``.
     """
 
     now: datetime

@@ -55,12 +55,7 @@ class AcceptedLosses:
         return {UUID(bytes=part) for part in await self._lost(OperatorScope(), OPERATOR_CHAIN, _UUID_BYTES)}
 
     async def accept_heads(self, tenant_id: UUID, entries: Sequence[bytes]) -> None:
-        """Put anchored heads of a tenant on record as lost.
-
-        Args:
-            tenant_id: The tenant.
-            entries: The heads, as they are anchored.
-        """
+        """Put anchored heads of a tenant on record as lost."""
         await self._accept(TenantScope(tenant_id), tenant_id, entries)
 
     async def accept_tenants(self, tenant_ids: Iterable[UUID]) -> None:

@@ -78,16 +78,9 @@ class Finding:
 class FsckReport:
     """The report of one tenant's check, and its progress while it runs.
 
-    Attributes:
-        stage: What is being checked.
-        blobs: The number of live blobs whose objects were looked at.
-        threads: The number of threads whose names were compared with their references.
-        objects: The number of objects that were listed.
-        young: The number of objects without a row that are too young to be judged.
-        position: The key of the object from which listing may be resumed.
-        faults: The number of findings of each sort.
-        mended: The number of findings that were mended.
-        findings: The first `FINDINGS_MAX` of them.
+    ``blobs`` and ``threads`` were compared, ``objects`` listed; ``young`` counts objects without a row that are too
+    young to be judged. ``position`` is the key of the object from which listing may be resumed. ``faults`` counts each
+    sort; ``findings`` has the first `FINDINGS_MAX`.
     """
 
     tenant_id: UUID
@@ -139,27 +132,17 @@ class Fsck:
         self._clock_check = ClockCheck(unit_of_work, clock)
         self._grace_seconds = grace_seconds
 
-    async def tenants(self) -> AsyncIterator[UUID]:
+    def tenants(self) -> AsyncIterator[UUID]:
         """Every tenant of the deployment that may have objects, by id."""
-        after = _NIL
-        while True:
-            async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-                tenants = await transaction.fetch_all(sql.TENANTS_AFTER, after=after, limit=_PAGE)
-            for after in tenants:
-                yield after
-            if len(tenants) < _PAGE:
-                return
+        return self._unit_of_work.each(OperatorScope(), sql.TENANTS_AFTER, _NIL, _PAGE)
 
     async def run(
         self, tenant_id: UUID, *, repair: bool = False, progress: Progress = _silent, after: str = ""
     ) -> FsckReport:
         """Check a tenant.
 
-        Args:
-            tenant_id: The tenant.
-            repair: Mend what can be mended.
-            progress: Told after each page; cancelling there is safe.
-            after: An earlier report's ``position``: list objects from there, and skip what comes before listing.
+        ``repair``: mend what can be mended. ``progress`` is told after each page, and cancelling there is safe.
+        ``after`` is an earlier report's ``position``: list objects from there, and skip what comes before listing.
 
         Raises:
             BlobsNotConfigured: there is no object store.
@@ -171,7 +154,7 @@ class Fsck:
             raise BlobsNotConfigured
         if repair:
             await self._clock_check.require()
-        check = _Check(self._unit_of_work, self._ledger, self._places, tenant_id, repair, progress)
+        check = _Check(self._unit_of_work, self._ledger, self._places, FsckReport(tenant_id), repair, progress)
         if not after:
             async for subject_id in check.subjects():
                 await check.blobs(Scope(tenant_id, subject_id))
@@ -193,37 +176,21 @@ class Fsck:
         return check.report
 
 
+@dataclass(slots=True, eq=False)
 class _Check:
     """One check of one tenant."""
 
-    def __init__(
-        self,
-        unit_of_work: UnitOfWork,
-        ledger: BlobLedger,
-        places: Places,
-        tenant_id: UUID,
-        repair: bool,
-        progress: Progress,
-    ) -> None:
-        self._unit_of_work = unit_of_work
-        self._ledger = ledger
-        self._places = places
-        self._tenant_id = tenant_id
-        self._repair = repair
-        self._progress = progress
-        self._heads = asyncio.Semaphore(HEADS_AT_ONCE)
-        self.report = FsckReport(tenant_id)
+    unit_of_work: UnitOfWork
+    ledger: BlobLedger
+    places: Places
+    report: FsckReport
+    repair: bool
+    progress: Progress
+    heads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(HEADS_AT_ONCE))
 
-    async def subjects(self) -> AsyncIterator[str]:
+    def subjects(self) -> AsyncIterator[str]:
         """Every subject of the tenant that may have blobs, by id."""
-        after = ""
-        while True:
-            async with self._unit_of_work.snapshot(TenantScope(self._tenant_id)) as transaction:
-                subjects = await transaction.fetch_all(sql.SUBJECTS_AFTER, after=after, limit=_PAGE)
-            for after in subjects:
-                yield after
-            if len(subjects) < _PAGE:
-                return
+        return self.unit_of_work.each(TenantScope(self.report.tenant_id), sql.SUBJECTS_AFTER, "", _PAGE)
 
     def _found(
         self,
@@ -243,30 +210,30 @@ class _Check:
         """Check that every live blob's object is there and has its size."""
         after = _NIL
         while True:
-            async with self._unit_of_work.snapshot(scope) as transaction:
+            async with self.unit_of_work.snapshot(scope) as transaction:
                 rows = await transaction.fetch_all(sql.LIVE_AFTER, after=after, limit=_PAGE)
             async with asyncio.TaskGroup() as group:
                 for row in rows:
                     location = BlobLocation(scope.tenant_id, row.blob_id, row.place)
                     group.create_task(self._blob(scope, location, row.size_bytes))
             self.report.blobs += len(rows)
-            await self._progress(self.report)
+            await self.progress(self.report)
             if len(rows) < _PAGE:
                 return
             after = rows[-1].blob_id
 
     async def _blob(self, scope: Scope, location: BlobLocation, size_bytes: int) -> None:
-        store = self._places.of(location.place)
+        store = self.places.of(location.place)
         if store is None:
             what = "nobody can look for the object, because its bucket is not configured (STATEROOM_"
             what += "ARCHIVE_URL)" if location.place == "archive" else "S3_URL)"
             self._found("dangling", location.blob_id, what, subject_id=scope.subject_id)
             return
-        async with self._heads:
+        async with self.heads:
             found = await _size(store, location)
         if found == size_bytes:
             return
-        async with self._unit_of_work.snapshot(scope) as transaction:
+        async with self.unit_of_work.snapshot(scope) as transaction:
             live = await transaction.fetch_one(sql.IS_LIVE, blob_id=location.blob_id)
         if live is not None:  # else it was condemned and removed meanwhile
             what = "is missing" if found is None else f"has {found} bytes"
@@ -279,17 +246,17 @@ class _Check:
         """Check that what rows name is there and referred to, and that nothing else is."""
         after = ""
         while True:
-            async with self._unit_of_work.snapshot(scope) as transaction:
+            async with self.unit_of_work.snapshot(scope) as transaction:
                 threads = await transaction.fetch_all(sql.THREADS_NAMING, after=after, limit=_PAGE)
             for after in threads:
                 await self._thread(scope, after)
             self.report.threads += len(threads)
-            await self._progress(self.report)
+            await self.progress(self.report)
             if len(threads) < _PAGE:
                 break
         artifact_id = _NIL
         while True:
-            async with self._unit_of_work.snapshot(scope) as transaction:
+            async with self.unit_of_work.snapshot(scope) as transaction:
                 rows = await transaction.fetch_all(artifacts_sql.DANGLING, after=artifact_id, limit=_PAGE)
             for row in rows:
                 artifact_id = row.artifact_id
@@ -301,12 +268,12 @@ class _Check:
     async def _thread(self, scope: Scope, thread_id: str) -> None:
         after = _NIL
         while True:
-            async with self._unit_of_work.snapshot(scope) as transaction:
+            async with self.unit_of_work.snapshot(scope) as transaction:
                 rows = await transaction.fetch_all(sql.NAMES_AT_FAULT, thread_id=thread_id, after=after, limit=_PAGE)
             if not rows:
                 return
             faults = [(row.id, *_judged(row)) for row in rows]
-            mended = self._repair and await self._mend(scope, thread_id, faults)
+            mended = self.repair and await self._mend(scope, thread_id, faults)
             for each, fault, detail in faults:
                 self._found(
                     fault,
@@ -324,11 +291,11 @@ class _Check:
         """Add the references that are missing and drop those that nothing names, under the thread's lock."""
         missing = {each for each, fault, _ in faults if fault == "unreferred"}
         try:
-            async with self._unit_of_work.begin(scope) as transaction:
+            async with self.unit_of_work.begin(scope) as transaction:
                 await transaction.fetch_one(threads_sql.LOCK, thread_id=thread_id)
-                strangers = await self._ledger.refer_artifacts(transaction, thread_id, missing)
-                await self._ledger.refer(transaction, thread_id, strangers)
-                await self._ledger.keep(transaction, thread_id)
+                strangers = await self.ledger.refer_artifacts(transaction, thread_id, missing)
+                await self.ledger.refer(transaction, thread_id, strangers)
+                await self.ledger.keep(transaction, thread_id)
         except LostRaceError:  # somebody is at it; the next check will tell
             return False
         return True
@@ -337,7 +304,7 @@ class _Check:
 
     async def objects(self, place: Bucket, store: BlobStore, before: datetime, after: str) -> None:
         """Check that every object and upload in parts of a bucket that is older than ``before`` has a row there."""
-        prefix = tenant_prefix(self._tenant_id, place)
+        prefix = tenant_prefix(self.report.tenant_id, place)
         self.report.position = after
         while True:
             page = await store.list_objects(prefix, after=self.report.position, limit=_OBJECTS_PAGE)
@@ -345,7 +312,7 @@ class _Check:
             self.report.objects += len(page)
             if page:
                 self.report.position = page[-1].object_key
-            await self._progress(self.report)
+            await self.progress(self.report)
             if len(page) < _OBJECTS_PAGE:
                 break
         uploads = {}
@@ -360,9 +327,9 @@ class _Check:
         unknown = await self._without_row(place, {each.blob_id for each in uploads.values()}, sql.INTENTS_OF_OBJECTS)
         for multipart_id, location in uploads.items():
             if location.blob_id in unknown:
-                if self._repair:
+                if self.repair:
                     await store.abort_multipart(location, multipart_id)
-                self._found("stray-upload", location.blob_id, "no intent knows this upload", mended=self._repair)
+                self._found("stray-upload", location.blob_id, "no intent knows this upload", mended=self.repair)
 
     async def _page(self, place: Bucket, store: BlobStore, page: list[ObjectInfo], before: datetime) -> None:
         found: dict[UUID, ObjectInfo] = {}
@@ -376,10 +343,10 @@ class _Check:
             if info.modified_at > before:
                 self.report.young += 1
                 continue
-            size_bytes = await _size(store, BlobLocation(self._tenant_id, blob_id, place))
+            size_bytes = await _size(store, BlobLocation(self.report.tenant_id, blob_id, place))
             if size_bytes is None:  # removed by a sweeper between the listing and our look at the rows
                 continue
-            mended = self._repair and await self._register(place, blob_id, size_bytes)
+            mended = self.repair and await self._register(place, blob_id, size_bytes)
             self._found("orphan", blob_id, f"no row knows this object of {size_bytes} bytes", mended=mended)
 
     async def _without_row(
@@ -387,13 +354,13 @@ class _Check:
     ) -> set[UUID]:
         if not blob_ids:
             return set()
-        async with self._unit_of_work.snapshot(TenantScope(self._tenant_id)) as transaction:
+        async with self.unit_of_work.snapshot(TenantScope(self.report.tenant_id)) as transaction:
             known = await transaction.fetch_all(statement, blob_ids=list(blob_ids), place=place)
         return blob_ids - {*known}
 
     async def _register(self, place: Bucket, blob_id: UUID, size_bytes: int) -> bool:
-        scope = Scope(self._tenant_id, SHARED_SUBJECT)
-        async with self._unit_of_work.begin(scope) as transaction:
+        scope = Scope(self.report.tenant_id, SHARED_SUBJECT)
+        async with self.unit_of_work.begin(scope) as transaction:
             added = await transaction.fetch_one(sql.ADD_ORPHAN, blob_id=blob_id, size_bytes=size_bytes, place=place)
             if added is not None:
                 await transaction.run(sql.COUNT_BYTES, amount=size_bytes)
@@ -403,20 +370,22 @@ class _Check:
 
     async def quota(self) -> None:
         """Check that the quota counts what there is."""
-        scope = TenantScope(self._tenant_id)
-        async with self._unit_of_work.snapshot(scope) as transaction:
-            usage = await transaction.fetch_one(sql.USAGE, owner=self._tenant_id)
+        scope = TenantScope(self.report.tenant_id)
+        async with self.unit_of_work.snapshot(scope) as transaction:
+            usage = await transaction.fetch_one(sql.USAGE, owner=self.report.tenant_id)
             counted = await transaction.fetch_only(sql.COUNTED)
         counts = 0 if usage is None else usage.bytes
         if counts == counted:
             return
-        if self._repair:
-            async with self._unit_of_work.begin(scope) as transaction:
+        if self.repair:
+            async with self.unit_of_work.begin(scope) as transaction:
                 # Every change of a size ends with this row, so that under its lock the next statement sees all of
                 # what was counted, and nothing that was not.
                 await transaction.run(sql.COUNT_BYTES, amount=0)
                 await transaction.run(sql.RECOUNT)
-        self._found("miscounted", self._tenant_id, f"{counts} bytes count, {counted} are kept", mended=self._repair)
+        self._found(
+            "miscounted", self.report.tenant_id, f"{counts} bytes count, {counted} are kept", mended=self.repair
+        )
 
 
 async def _size(store: BlobStore, location: BlobLocation) -> int | None:

@@ -19,7 +19,7 @@ depend on it. It does not find objects that no row knows; `storage.collection.fs
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -70,17 +70,10 @@ _SECONDS_PER_DAY = 86_400.0
 class Swept(Tally):
     """What a sweep did.
 
-    Attributes:
-        tenants: The number of tenants that were swept.
-        expired: The number of intents that were given up.
-        removed: The number of objects of swept intents that were removed for the first time.
-        tombstones: The number of tombstones that ended.
-        marked: The number of blobs that a walk found to be unreferenced.
-        strays: The number of uploads in parts that no intent knew and a walk aborted.
-        condemned: The number of blobs that will never come back.
-        deleted: The number of blobs whose object and row are gone.
-        freed_bytes: The bytes that no longer count for the quota.
-        failed: The number of removals that the object store refused; they are tried again.
+    ``expired`` intents were given up, ``removed`` objects of such intents removed for the first time, and
+    ``tombstones`` ended. ``marked`` blobs were found to be unreferenced and ``strays`` aborted by a walk. ``condemned``
+    blobs never come back; ``deleted`` ones have lost object and row. ``failed`` removals were refused by the object
+    store, and are tried again.
     """
 
     tenants: int = 0
@@ -207,47 +200,47 @@ async def _together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
             raise outcome
 
 
+@dataclass(slots=True, eq=False)
 class _TenantSweep:
     """One sweep of one tenant."""
 
-    def __init__(self, unit_of_work: UnitOfWork, places: Places, tenant_id: UUID) -> None:
-        self._unit_of_work = unit_of_work
-        self._places = places
-        self._tenant_id = tenant_id
-        self._failures = 0
-        self.swept = Swept()
+    unit_of_work: UnitOfWork
+    places: Places
+    tenant_id: UUID
+    failures: int = 0
+    swept: Swept = field(default_factory=Swept)
 
     async def _renew(self) -> None:
-        async with self._unit_of_work.begin(TenantScope(self._tenant_id)) as transaction:
+        async with self.unit_of_work.begin(TenantScope(self.tenant_id)) as transaction:
             await transaction.run(sql.RENEW_SWEEP, lease_seconds=LEASE_SECONDS)
 
     async def release(self) -> None:
         """Let another process go on at once."""
-        async with self._unit_of_work.begin(TenantScope(self._tenant_id)) as transaction:
+        async with self.unit_of_work.begin(TenantScope(self.tenant_id)) as transaction:
             await transaction.run(sql.RENEW_SWEEP, lease_seconds=0.0)
 
     async def _subjects(self, statement: Statement[str], **values: object) -> list[str]:
-        async with self._unit_of_work.snapshot(TenantScope(self._tenant_id)) as transaction:
+        async with self.unit_of_work.snapshot(TenantScope(self.tenant_id)) as transaction:
             return await transaction.fetch_all(statement, **values, limit=_SUBJECTS_PAGE)
 
     # --- the walk --------------------------------------------------------------------------------------------------
 
     async def walk(self, stray_seconds: float) -> None:
         """Mark live blobs that nobody refers to, and abort uploads that no intent knows and that are so old."""
-        async with self._unit_of_work.snapshot(TenantScope(self._tenant_id)) as transaction:
+        async with self.unit_of_work.snapshot(TenantScope(self.tenant_id)) as transaction:
             before = await transaction.fetch_only(sql.SO_LONG_AGO, seconds=stray_seconds)
-        for place, store in self._places.in_use:
+        for place, store in self.places.in_use:
             await self._abort_strays(place, store, before)
         after = ""
         while subjects := await self._subjects(sql.SUBJECTS_TO_WALK, after=after):
             for after in subjects:
-                await self._walk_subject(Scope(self._tenant_id, after))
-        async with self._unit_of_work.begin(TenantScope(self._tenant_id)) as transaction:
+                await self._walk_subject(Scope(self.tenant_id, after))
+        async with self.unit_of_work.begin(TenantScope(self.tenant_id)) as transaction:
             await transaction.run(sql.WALKED, walk_seconds=WALK_SECONDS)
 
     async def _abort_strays(self, place: Bucket, store: BlobStore, before: datetime) -> None:
         try:
-            uploads = await store.list_multiparts(tenant_prefix(self._tenant_id, place))
+            uploads = await store.list_multiparts(tenant_prefix(self.tenant_id, place))
             strays = []
             for each in uploads:
                 with suppress(ValueError):  # a name that is none of ours is left to whoever made it
@@ -256,7 +249,7 @@ class _TenantSweep:
             if not strays:
                 return
             # After the listing: an intent was committed before its upload began, and goes after it was completed.
-            async with self._unit_of_work.snapshot(TenantScope(self._tenant_id)) as transaction:
+            async with self.unit_of_work.snapshot(TenantScope(self.tenant_id)) as transaction:
                 wanted = [location.blob_id for location, _ in strays]
                 known = await transaction.fetch_all(sql.INTENTS_OF_OBJECTS, blob_ids=wanted, place=place)
             for location, multipart_id in strays:
@@ -269,7 +262,7 @@ class _TenantSweep:
     async def _walk_subject(self, scope: Scope) -> None:
         after = _NIL
         while True:
-            async with self._unit_of_work.begin(scope) as transaction:
+            async with self.unit_of_work.begin(scope) as transaction:
                 blob_ids = await transaction.fetch_all(sql.WALK, after=after, limit=WALK_ROWS)
                 self.swept.marked += await transaction.run(sql.MARK_UNREFERENCED, blob_ids=blob_ids)
             if len(blob_ids) < WALK_ROWS:
@@ -287,7 +280,7 @@ class _TenantSweep:
                 sql.SUBJECTS_DUE, grace_seconds=grace_seconds, retention_seconds=retention_seconds, after=after
             ):
                 for after in subjects:
-                    scope = Scope(self._tenant_id, after)
+                    scope = Scope(self.tenant_id, after)
                     await self._expire(scope, tombstone_seconds)
                     await self._remove_swept(scope)
                     await self._condemn(scope, grace_seconds)
@@ -297,7 +290,7 @@ class _TenantSweep:
 
     async def _expire(self, scope: Scope, tombstone_seconds: float) -> None:
         while True:
-            async with self._unit_of_work.begin(scope) as transaction:
+            async with self.unit_of_work.begin(scope) as transaction:
                 expired = await transaction.fetch_all(
                     sql.EXPIRE_INTENTS, tombstone_seconds=tombstone_seconds, limit=BATCH_ROWS
                 )
@@ -310,7 +303,7 @@ class _TenantSweep:
     async def _remove_swept(self, scope: Scope) -> None:
         after = _NIL
         while True:
-            async with self._unit_of_work.snapshot(scope) as transaction:
+            async with self.unit_of_work.snapshot(scope) as transaction:
                 rows = await transaction.fetch_all(sql.SWEPT_INTENTS, after=after, limit=BATCH_ROWS)
             for at in range(0, len(rows), REMOVALS_AT_ONCE):
                 some = rows[at : at + REMOVALS_AT_ONCE]
@@ -325,7 +318,7 @@ class _TenantSweep:
         if not await self._gone(location, intent.multipart_id):
             return
         statement = sql.END_TOMBSTONE if intent.ends else sql.REMOVED
-        async with self._unit_of_work.begin(scope) as transaction:
+        async with self.unit_of_work.begin(scope) as transaction:
             freed = await transaction.fetch_one(statement, blob_id=intent.blob_id)
             if freed:
                 await transaction.run(sql.COUNT_BYTES, amount=-freed)
@@ -339,7 +332,7 @@ class _TenantSweep:
 
     async def _gone(self, location: BlobLocation, multipart_id: str | None) -> bool:
         """Remove an object and its unfinished upload; whether that is certain."""
-        store = self._places.of(location.place)
+        store = self.places.of(location.place)
         if store is None:  # the setting is gone, the object is not
             self.swept.failed += 1
             return False
@@ -349,16 +342,16 @@ class _TenantSweep:
             await store.delete(location)
         except BlobUnavailable:
             self.swept.failed += 1
-            self._failures += 1
-            if self._failures >= FAILURES_MAX:
+            self.failures += 1
+            if self.failures >= FAILURES_MAX:
                 raise _OutOfReachError from None
             return False
-        self._failures = 0
+        self.failures = 0
         return True
 
     async def _condemn(self, scope: Scope, grace_seconds: float) -> None:
         while True:
-            async with self._unit_of_work.begin(scope) as transaction:
+            async with self.unit_of_work.begin(scope) as transaction:
                 locked = await transaction.fetch_all(
                     sql.LOCK_UNREFERENCED, grace_seconds=grace_seconds, limit=BATCH_ROWS
                 )
@@ -374,7 +367,7 @@ class _TenantSweep:
     async def _delete(self, scope: Scope, retention_seconds: float) -> None:
         after = _NIL
         while True:
-            async with self._unit_of_work.snapshot(scope) as transaction:
+            async with self.unit_of_work.snapshot(scope) as transaction:
                 rows = await transaction.fetch_all(
                     sql.CONDEMNED, after=after, retention_seconds=retention_seconds, limit=BATCH_ROWS
                 )
@@ -389,7 +382,7 @@ class _TenantSweep:
     async def _delete_blob(self, scope: Scope, blob_id: UUID, place: Bucket) -> None:
         if not await self._gone(BlobLocation(scope.tenant_id, blob_id, place), None):
             return
-        async with self._unit_of_work.begin(scope) as transaction:
+        async with self.unit_of_work.begin(scope) as transaction:
             freed = await transaction.fetch_one(sql.FORGET_BLOB, blob_id=blob_id)
             if freed:
                 await transaction.run(sql.COUNT_BYTES, amount=-freed)

@@ -61,7 +61,10 @@ def feature_row(name: str, since: datetime) -> Row:
 
 
 class Features:
-    """What is on in this deployment. `ready` comes first, and outside of transactions."""
+    """What is on in this deployment. `ready` comes first, and outside of transactions.
+
+    ``damaged`` names what was switched on or off outside the gateway.
+    """
 
     def __init__(self, unit_of_work: UnitOfWork, key: ControlKey, clock: Clock, observer: Observer) -> None:
         self._unit_of_work = unit_of_work
@@ -69,7 +72,7 @@ class Features:
         self._clock = clock
         self._observer = observer
         self._since: dict[str, datetime] = {}
-        self._damaged: frozenset[str] = frozenset()
+        self.damaged: frozenset[str] = frozenset()
         self._fresh_until = float("-inf")
         self._reading = asyncio.Lock()
 
@@ -103,10 +106,10 @@ class Features:
         damaged = {row.feature for row in rows if not self._is_authentic(row)}
         # What was on cannot go, nor move: somebody who is no gateway took it away.
         damaged |= {name for name, moment in self._since.items() if since.get(name) != moment}
-        if damaged - self._damaged:
+        if damaged - self.damaged:
             self._observer.integrity_failure()
         self._since = self._since | {name: since[name] for name in since.keys() - damaged}
-        self._damaged = frozenset(damaged)
+        self.damaged = frozenset(damaged)
         self._fresh_until = begun + REFRESH_SECONDS
 
     def is_on(self, feature: Feature) -> bool:
@@ -118,19 +121,14 @@ class Features:
         """
         if self._fresh_until == float("-inf"):
             raise KeyUnavailable(1.0)
-        if feature.name in self._damaged:
+        if feature.name in self.damaged:
             raise IntegrityFailure(f"feature {feature.name} was switched on, or off, outside the gateway")
         since = self._since.get(feature.name)
         return since is not None and self._clock.now() >= since
 
     def since(self) -> dict[str, datetime]:
         """What is switched on and since when, which may lie ahead; what is damaged is left out."""
-        return {name: moment for name, moment in self._since.items() if name not in self._damaged}
-
-    @property
-    def damaged(self) -> frozenset[str]:
-        """What was switched on or off outside the gateway."""
-        return self._damaged
+        return {name: moment for name, moment in self._since.items() if name not in self.damaged}
 
     async def add(self, transaction: Transaction, feature: Feature, since: datetime) -> None:
         """Switch a feature on, in the transaction of whoever found out that no older process is left."""

@@ -30,14 +30,7 @@ FORGOTTEN_SECONDS = 3600.0
 class Process:
     """A gateway or a worker.
 
-    Attributes:
-        instance: The id of this run of it.
-        place: The host and process id.
-        build: The version of the package.
-        features: The names of the features it knows.
-        started_at: The moment at which it entered itself.
-        seen_at: The moment at which it was last there.
-        age_seconds: The seconds since then.
+    ``instance`` is of this run of it. ``place`` is the host and process id, ``build`` the version of the package.
     """
 
     instance: str

@@ -20,6 +20,7 @@ from storage.control.deployment_keys import Deployment
 from storage.control.features import CONTROL_ROW_FORMATS, Features
 from storage.control.key import FIRST_FORMAT, NEWEST_FORMAT, ControlKey, Row
 from storage.errors import IntegrityFailure
+from storage.statements.deployment.jobs import JobRow
 
 _ENDED = frozenset({"done", "failed"})
 
@@ -52,56 +53,15 @@ def policy_row(
 ) -> Row:
     """What one level says of retention.
 
-    Args:
-        tenant_id: The tenant.
-        level: The level: ``tenant``, ``agent``, ``ceilings`` or ``thread``.
-        target: The agent, or the thread with its subject before it.
-        policy: The policy as it is stored.
-        legal_hold: The column that statements look at.
-        updated_at: The moment since which it holds.
+    ``level`` is ``tenant``, ``agent``, ``ceilings`` or ``thread``; ``target`` is the agent, or the thread with its
+    subject before it.
     """
     return Row("retention", tenant_id, (level, *target), (policy, int(legal_hold), updated_at))
 
 
-class ProvedJob(Protocol):
-    """What of a job a MAC proves, whether it is stored or about to be."""
-
-    @property
-    def tenant_id(self) -> UUID:
-        """The tenant, or the operators' chain for a job of the deployment."""
-
-    @property
-    def job_id(self) -> UUID:
-        """The job's id."""
-
-    @property
-    def kind(self) -> str:
-        """The kind, which says who performs it."""
-
-    @property
-    def target(self) -> str:
-        """The subject, thread or whatever else it works on."""
-
-    @property
-    def state(self) -> str:
-        """The state, of which only an end is proved."""
-
-    @property
-    def position(self) -> str:
-        """The place at which it goes on."""
-
-    @property
-    def error(self) -> str | None:
-        """The reason for which it failed."""
-
-    @property
-    def note(self) -> str | None:
-        """The remark with which it ended."""
-
-
 @dataclass(frozen=True, slots=True)
 class JobDraft:
-    """What a job's row is about to say; see `ProvedJob`."""
+    """What a job's row is about to say; see `job_row`."""
 
     tenant_id: UUID
     job_id: UUID
@@ -113,7 +73,7 @@ class JobDraft:
     note: str | None = None
 
 
-def job_row(job: ProvedJob) -> Row:
+def job_row(job: JobDraft | JobRow) -> Row:
     """A job: what it is, where it is, and how it ended; a lease, and what it waits for, are left out."""
     outcome = job.state if job.state in _ENDED else "open"
     says = (job.kind, job.target, outcome, job.position, job.error, job.note)
@@ -154,13 +114,8 @@ class ControlRows:
 
     def __init__(self, deployment: Deployment) -> None:
         self._key = ControlKey(deployment)
-        self._features = Features(deployment.unit_of_work, self._key, deployment.clock, deployment.observer)
+        self.features = Features(deployment.unit_of_work, self._key, deployment.clock, deployment.observer)
         self._observer = deployment.observer
-
-    @property
-    def features(self) -> Features:
-        """What is switched on, which the same key proves."""
-        return self._features
 
     async def ready(self) -> None:
         """Have at hand what proofs need.
@@ -172,7 +127,7 @@ class ControlRows:
             Unavailable: the database cannot be reached.
         """
         await self._key.ready()
-        await self._features.ready()
+        await self.features.ready()
 
     @property
     def can_check(self) -> bool:
@@ -194,7 +149,7 @@ class ControlRows:
             KeyUnavailable: nobody made this `ready`.
             IntegrityFailure: nobody knows which format that is.
         """
-        if self._features.is_on(CONTROL_ROW_FORMATS):
+        if self.features.is_on(CONTROL_ROW_FORMATS):
             return Proof(self._key.mac(row, NEWEST_FORMAT), NEWEST_FORMAT)
         return Proof(self._key.mac(row, FIRST_FORMAT), None)
 

@@ -97,8 +97,7 @@ _decode_trailer = msgpack.Decoder(_Trailer)
 class ArchiveEncoder:
     """Writes an archive, a piece at a time; every method returns the bytes that come next.
 
-    Attributes:
-        digest: SHA-256 of all bytes that were returned.
+    ``digest`` is the SHA-256 of all bytes that were returned.
     """
 
     def __init__(self, columns: Columns) -> None:
@@ -269,49 +268,43 @@ class ArchiveRecord(msgspec.Struct, array_like=True, frozen=True):
         return f"ArchiveRecord(content_bytes={self.content_bytes})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stub:
+class Stub(msgspec.Struct, frozen=True):
     """A thread's row of ``archives``: every column but the last two is bound into the seal.
 
     Attributes:
-        thread_id: Which thread.
-        blob_id: The object.
         activity: The thread's when its rows were read.
         key_versions: Every data key version that an envelope of the archive, or ``sealed``, needs.
         client_share: Whether the thread was made under a client-held share.
-        checkpoints: How many rows moved.
-        pending_writes: Likewise.
-        chunks: Likewise.
-        hot_bytes: Sum of the lengths of the envelopes that moved.
-        size_bytes: Of the object.
-        run_ids: Of the checkpoints that moved, each once.
-        state_schemas: Of the heads, one for each that has one.
-        agents: That saved the checkpoints that moved, each once.
-        named_ids: Of the blobs and artifacts that the rows name, as `storage.ledger.ledger.pack_named_ids` does it.
-        storage_class: The object's.
-        created_at: When it was archived.
-        key_version: That ``sealed`` takes; not bound, but compared with it.
+        hot_bytes: The sum of the lengths of the envelopes that moved.
+        size_bytes: The size of the object.
+        run_ids: The runs of the checkpoints that moved, each once; ``agents`` likewise.
+        state_schemas: The schemas of the heads, one for each that has one.
+        named_ids: The blobs and artifacts that the rows name, as `storage.ledger.ledger.pack_named_ids` packs them.
+        key_version: The version that ``sealed`` takes; it is not bound, but compared with it.
         sealed: An `ArchiveRecord`.
     """
 
     thread_id: str
     blob_id: UUID
     activity: int
-    key_versions: tuple[int, ...]
+    key_versions: list[int]
     client_share: bool
     checkpoints: int
     pending_writes: int
     chunks: int
     hot_bytes: int
     size_bytes: int
-    run_ids: tuple[str, ...]
-    state_schemas: tuple[str, ...]
-    agents: tuple[str, ...]
-    named_ids: bytes | None = field(repr=False)
+    run_ids: list[str]
+    state_schemas: list[str]
+    agents: list[str]
+    named_ids: bytes | None
     storage_class: str
     created_at: datetime
     key_version: int
-    sealed: bytes = field(repr=False)
+    sealed: bytes
+
+    def __repr__(self) -> str:
+        return f"Stub(thread_id={self.thread_id!r}, blob_id={self.blob_id})"
 
     @property
     def location(self) -> tuple[Field, ...]:

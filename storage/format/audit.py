@@ -274,10 +274,12 @@ class Gap:
             found_hash, anchored_hash = bytes.fromhex(detail["found_hash"]), bytes.fromhex(detail["anchored_hash"])
             kept, found, anchored = detail["kept"], detail["found"], _whole(detail["anchored"])
             numbers = all(isinstance(each, int) and not isinstance(each, bool) for each in (kept, found))
-            whole = numbers and 0 <= kept <= found and kept < anchored and event.sequence == max(found, anchored) + 1
+            is_possible = (
+                numbers and 0 <= kept <= found and kept < anchored and event.sequence == max(found, anchored) + 1
+            )
         except (TypeError, ValueError):
             raise AuditInvalid("the event does not document a restored log") from None
-        if not whole or len(found_hash) != HASH_BYTES or len(anchored_hash) != HASH_BYTES:
+        if not is_possible or len(found_hash) != HASH_BYTES or len(anchored_hash) != HASH_BYTES:
             raise AuditInvalid("the event does not document a restored log")
         return cls(event.sequence, kept, found, found_hash, anchored, anchored_hash)
 
@@ -328,11 +330,7 @@ class ChainVerifier:
 
     A gap is documented by whoever wrote the chain; whether to believe it takes an anchor at or after its event.
 
-    Args:
-        deployment_id: Whose log it should be.
-        tenant_id: Whose log it should be.
-        sequence: The last event known already; 0 for none.
-        previous: That event's hash; None for the start of the chain.
+    ``sequence`` is the last event known already (0 for none), and ``previous`` that event's hash (None for the start).
     """
 
     def __init__(
@@ -358,12 +356,12 @@ class ChainVerifier:
             self._found("missing", expected, f"events {expected} to {entry.sequence - 1} are missing")
         elif not fits:
             self._found("reordered", entry.sequence, f"event {entry.sequence} stands where {expected} should")
-        whole = link(entry.previous, entry.sequence, entry.body) == entry.hash
-        if not whole:
+        is_linked = link(entry.previous, entry.sequence, entry.body) == entry.hash
+        if not is_linked:
             self._found("edited", entry.sequence, f"event {entry.sequence} does not have the hash it is stored with")
         if fits and entry.previous != self.hash:
             self._found(
-                "edited" if not whole else "forked",
+                "edited" if not is_linked else "forked",
                 entry.sequence,
                 f"event {entry.sequence} does not follow the event before it",
             )
@@ -372,7 +370,7 @@ class ChainVerifier:
         elif event.sequence != entry.sequence:
             self._found("reordered", entry.sequence, f"event {event.sequence} stands at {entry.sequence}")
         # What an event says is believed only as far as it is what was stored.
-        if whole and event is not None and event.tenant_id != self._tenant_id:
+        if is_linked and event is not None and event.tenant_id != self._tenant_id:
             self._found("foreign", entry.sequence, f"event {entry.sequence} belongs to another tenant")
         self.hash = entry.hash
 
@@ -437,10 +435,8 @@ def _parse_entry(document: Any) -> Entry:
 def verify_export(lines: Iterable[bytes], anchors: Iterable[str], public_key: str) -> Verification:
     """Verify an export against anchors, with nothing else at hand.
 
-    Args:
-        lines: The export's lines, as `export_lines` gave them.
-        anchors: One or more anchors of this chain, in any order.
-        public_key: The chain's public key, from a source that whoever could change the log does not control.
+    ``lines`` are as `export_lines` gave them; ``anchors`` one or more of this chain, in any order. The public key comes
+    from a source that whoever could change the log does not control.
 
     Raises:
         AuditInvalid: The public key is none of an audit log, there is no anchor, or an anchor is not signed by the

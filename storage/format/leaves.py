@@ -78,11 +78,7 @@ def large_leaves(  # noqa: C901  one branch a row of the format
 ) -> list[tuple[int, int]]:
     """Where the leaves of at least ``bytes_min`` bytes begin and end in one MessagePack object.
 
-    Args:
-        data: what the object is part of.
-        start: where it begins.
-        end: where it ends; what does not parse up to here is passed over.
-        bytes_min: how long a leaf must be, its header included.
+    What does not parse up to ``end`` is passed over. A leaf's length includes its header.
     """
     found: list[tuple[int, int]] = []
     at, left = start, 1  # objects still to come, at whichever level

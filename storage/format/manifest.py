@@ -6,7 +6,7 @@ the status at save; what may change later (``outcome``, tier, activity) is advis
 """
 
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -48,6 +48,8 @@ class WriteRecord(msgspec.Struct, array_like=True, frozen=True):
     body: Body
 
 
+R = TypeVar("R", Manifest, WriteRecord)
+
 _manifests = msgspec.msgpack.Decoder(Manifest)
 _writes = msgspec.msgpack.Decoder(WriteRecord)
 
@@ -63,13 +65,7 @@ def decode_manifest(plaintext: bytes) -> Manifest:
     Raises:
         IntegrityFailure: it authenticated but is not a manifest of a known format.
     """
-    try:
-        manifest = _manifests.decode(plaintext)
-    except msgspec.DecodeError:
-        raise IntegrityFailure from None
-    if manifest.format != FORMAT:
-        raise IntegrityFailure("the manifest was written by a newer release; upgrade this gateway")
-    return manifest
+    return _decoded(_manifests, plaintext, "manifest")
 
 
 def decode_write(plaintext: bytes) -> WriteRecord:
@@ -78,12 +74,16 @@ def decode_write(plaintext: bytes) -> WriteRecord:
     Raises:
         IntegrityFailure: it authenticated but is not a record of a known format.
     """
+    return _decoded(_writes, plaintext, "write")
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[R], plaintext: bytes, what: str) -> R:
     try:
-        record = _writes.decode(plaintext)
+        record = decoder.decode(plaintext)
     except msgspec.DecodeError:
         raise IntegrityFailure from None
     if record.format != FORMAT:
-        raise IntegrityFailure("the write was written by a newer release; upgrade this gateway")
+        raise IntegrityFailure(f"the {what} was written by a newer release; upgrade this gateway")
     return record
 
 

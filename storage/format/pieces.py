@@ -214,17 +214,17 @@ class Cutter:
         """
         _, leaves, closed_before = body
         before, begun = leaves[:closed_before], leaves[closed_before:]
-        kept = piece_ids_of((b"", before, 0), ids)
+        piece_ids = piece_ids_of((b"", before, 0), ids)
         tail, holes = join_holed((b"", begun, 0), ids, look_up)
         bytes_min = self.offload_bytes_min
         if holes or (bytes_min is not None and len(added) >= bytes_min) or bytes in map(type, begun[:-1]):
-            return self._cut_tail_anew(header, tail + added, kept, holes)
+            return self._cut_tail_anew(header, tail + added, piece_ids, holes)
         # No element of the tail closed a group, nor a run but those that are pieces: the whole tail counts as one.
         view = memoryview(tail + added)
         bounds = [len(tail) + at for at in element_bounds(added)]
         if tail:
             bounds.insert(0, 0)
-        closed, open_from = self._close_groups(view, bounds, kept, (), 1 if tail else 0)
+        closed, open_from = self._close_groups(view, bounds, piece_ids, (), 1 if tail else 0)
         leaves = [self.listed.number(each) for each in self._fold(closed)]
         closed_after = len(leaves)
         if tail and not open_from:
@@ -574,10 +574,8 @@ def write_composite(content: bytes | memoryview, holes: Sequence[int]) -> bytes:
 def join(body: Body, ids: Sequence[bytes], look_up: Callable[[bytes], Opened]) -> bytes:
     """The exact bytes of a cut value.
 
-    Args:
-        body: what `Cutter` returned.
-        ids: the record's list of pieces.
-        look_up: gives an opened piece by id, or raises.
+    ``body`` is what `Cutter` returned and ``ids`` the record's list of pieces; ``look_up`` gives an opened piece by id,
+    or raises.
 
     Raises:
         IntegrityFailure: the body names a piece the record does not list, or a piece is not what a placeholder says.

@@ -9,6 +9,7 @@ says is its caller's.
 """
 
 from datetime import datetime
+from typing import TypeVar
 from uuid import UUID
 
 import msgspec
@@ -53,6 +54,9 @@ class IntentRecord(msgspec.Struct, array_like=True, frozen=True):
         return "IntentRecord()"
 
 
+R = TypeVar("R", BlobPointer, IntentRecord)
+
+
 def pointer_location(
     blob_id: UUID, content_id: bytes | None, size_bytes: int, created_at: datetime
 ) -> tuple[Field, ...]:
@@ -86,40 +90,20 @@ def seal_record(sealer: Sealer, location: tuple[Field, ...], record: msgspec.Str
     return sealer.seal(Kind.POINTER, location, encode_msgpack(record), compress=False)
 
 
-def _open(sealer: Sealer, location: tuple[Field, ...], envelope: bytes, key_version: int) -> bytes:
+def open_record(kind: type[R], sealer: Sealer, location: tuple[Field, ...], envelope: bytes, key_version: int) -> R:
+    """Open a blob's pointer or an intent's record, whose row names this key version.
+
+    Raises:
+        IntegrityFailure: it was edited or moved, its row names another key version, or it is of a newer format.
+    """
     try:
         opened = sealer.open(Kind.POINTER, location, envelope)
+        check_key_version(key_version, envelope)
+        record = msgspec.msgpack.decode(opened, type=kind)
     except OpenError:
         raise IntegrityFailure("a stored pointer does not authenticate") from None
-    check_key_version(key_version, envelope)
-    return opened
-
-
-def open_pointer(sealer: Sealer, location: tuple[Field, ...], envelope: bytes, key_version: int) -> BlobPointer:
-    """Open a blob's pointer, whose row names this key version.
-
-    Raises:
-        IntegrityFailure: it was edited or moved, its row names another key version, or it is of a newer format.
-    """
-    try:
-        pointer = msgspec.msgpack.decode(_open(sealer, location, envelope, key_version), type=BlobPointer)
     except msgspec.DecodeError:
         raise IntegrityFailure("a stored pointer cannot be read") from None
-    if pointer.format != FORMAT:
-        raise IntegrityFailure("a stored pointer is of a newer format")
-    return pointer
-
-
-def open_intent(sealer: Sealer, location: tuple[Field, ...], envelope: bytes, key_version: int) -> IntentRecord:
-    """Open an intent's record, whose row names this key version.
-
-    Raises:
-        IntegrityFailure: it was edited or moved, its row names another key version, or it is of a newer format.
-    """
-    try:
-        record = msgspec.msgpack.decode(_open(sealer, location, envelope, key_version), type=IntentRecord)
-    except msgspec.DecodeError:
-        raise IntegrityFailure("a stored upload cannot be read") from None
     if record.format != FORMAT:
-        raise IntegrityFailure("a stored upload is of a newer format")
+        raise IntegrityFailure("a stored pointer is of a newer format")
     return record

@@ -11,15 +11,7 @@ from storage.keys.older_transactions import OlderTransactions
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What every verb on the life of keys is made of.
-
-    Attributes:
-        deployment: The database, root key, id and clock.
-        keys: The keys of tenants and subjects.
-        jobs: The rows of the jobs that do the rest.
-        audit: The log that everything is recorded in.
-        older_transactions: The question whether transactions have ended that may believe an old key's state.
-    """
+    """What every verb on the life of keys is made of."""
 
     deployment: Deployment
     keys: Keys

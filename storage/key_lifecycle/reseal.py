@@ -22,8 +22,6 @@ from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
-import msgspec
-
 from crypto import Field, KeyDestroyed, Kind, OpenError, Sealer
 from storage.access.access import Access
 from storage.administration.audit import GATEWAY_ACTOR
@@ -32,7 +30,7 @@ from storage.encoding import decode_json, encode_json
 from storage.errors import IntegrityFailure, NotFound
 from storage.format.chain import head_location, thread_location
 from storage.format.key_versions import check_key_version
-from storage.format.manifest import CheckpointColumns, WriteColumns, chunk_location
+from storage.format.manifest import chunk_location
 from storage.key_lifecycle.parts import Parts
 from storage.ledger.reseal import BlobPosition, reseal_blobs
 from storage.postgres.clock import NOW
@@ -110,19 +108,15 @@ class Reseal:
 
     async def _threads(self, lease: Lease, scope: Scope, done_before: int, after: str) -> Slice:
         until = time.monotonic() + SLICE_SECONDS
-        while True:
-            async with self._access.unit_of_work.snapshot(scope) as transaction:
-                thread_ids = await transaction.fetch_all(sql.THREADS_AFTER, after=after, page_rows=_THREADS_PAGE)
-            for thread_id in thread_ids:
-                thread = _Thread(thread_id)
-                while not thread.finished:
-                    await self._paced(lambda: self._batch(lease, scope, thread, done_before, after))  # noqa: B023
-                    if time.monotonic() > until:
-                        return MORE
-                after = thread_id
-            if len(thread_ids) < _THREADS_PAGE:
-                await self._move(lease, scope, "blobs", done_before, *_place_of(BlobPosition()))
-                return MORE
+        async for thread_id in self._access.unit_of_work.each(scope, sql.THREADS_AFTER, after, _THREADS_PAGE):
+            thread = _Thread(thread_id)
+            while not thread.finished:
+                await self._paced(lambda: self._batch(lease, scope, thread, done_before, after))  # noqa: B023
+                if time.monotonic() > until:
+                    return MORE
+            after = thread_id
+        await self._move(lease, scope, "blobs", done_before, *_place_of(BlobPosition()))
+        return MORE
 
     async def _blobs(self, lease: Lease, scope: Scope, done_before: int, table: str, after: str) -> Slice:
         async def with_sealer(sealer: Sealer) -> None:
@@ -295,7 +289,7 @@ async def _unproven(transaction: Transaction, sealer: Sealer) -> int:
         for row in rows:
             after = row.thread_id
             try:
-                row.stub.record(sealer)
+                row.record(sealer)
             except (IntegrityFailure, KeyDestroyed):
                 found += 1
         if len(rows) < _THREADS_PAGE:
@@ -367,9 +361,8 @@ class _Batch:
         """Seal manifests again."""
         namespace, checkpoint_id = self._thread.checkpoint
         for row in await self._stale(sql.STALE_CHECKPOINTS, after_namespace=namespace, after_checkpoint=checkpoint_id):
-            columns = msgspec.convert(row, CheckpointColumns, from_attributes=True)
             self._thread.checkpoint = (row.namespace, row.checkpoint_id)
-            again = self._resealed(Kind.MANIFEST, columns.location(), row.key_version, row.manifest)
+            again = self._resealed(Kind.MANIFEST, row.columns.location(), row.key_version, row.manifest)
             if again is not None:
                 await self._store(
                     sql.RESEAL_CHECKPOINT,
@@ -389,9 +382,8 @@ class _Batch:
             after_task=task_id,
             after_idx=idx,
         ):
-            columns = msgspec.convert(row, WriteColumns, from_attributes=True)
             self._thread.write = (row.namespace, row.checkpoint_id, row.task_id, row.idx)
-            again = self._resealed(Kind.WRITE, columns.location(), row.key_version, row.value)
+            again = self._resealed(Kind.WRITE, row.columns.location(), row.key_version, row.value)
             if again is not None:
                 await self._store(
                     sql.RESEAL_WRITE,

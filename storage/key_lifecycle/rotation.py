@@ -205,11 +205,8 @@ class Rotation:
     async def rotate_tenant(self, scope: TenantScope, actor: str, repeated: UUID | None = None) -> Rotated:
         """Make a new tenant key active, and begin to wrap the subject keys again under it.
 
-        Args:
-            scope: The tenant.
-            actor: The caller, for the audit log.
-            repeated: The id that a request has which may come again; a rotation that had it is returned, and not made
-                again.
+        ``repeated`` is the id that a request has which may come again; a rotation that had it is returned, and not made
+        again.
 
         Raises:
             IdempotencyKeyReused: another key was rotated with it.

@@ -127,10 +127,7 @@ class Shred:
     async def subject(self, scope: Scope, confirm: str, actor: str) -> Shredded:
         """Shred a subject; again, it gives the same answer. An error after the intent is no way back: repeat it.
 
-        Args:
-            scope: The subject.
-            confirm: The subject's id once more.
-            actor: The caller, for the audit log.
+        ``confirm`` is the subject's id once more.
 
         Raises:
             InvalidState: not confirmed; nothing happened.
@@ -303,19 +300,15 @@ class Shred:
         until = time.monotonic() + SLICE_SECONDS
         if lease.kind == SHRED_SUBJECT_KIND:
             return Slice(ended=await self._purge_subject(lease, Scope(lease.tenant_id, lease.target), after, until))
-        while True:
-            async with self._unit_of_work.snapshot(TenantScope(lease.tenant_id)) as transaction:
-                subject_ids = await transaction.fetch_all(sql.SUBJECTS_AFTER, after=after, page_rows=_PAGE)
-            for subject_id in subject_ids:
-                if not await self._purge_subject(lease, Scope(lease.tenant_id, subject_id), after, until):
-                    return MORE
-                after = subject_id
-                await self._move(lease, "purge", after)
-            if len(subject_ids) < _PAGE:
-                async with self._unit_of_work.begin(TenantScope(lease.tenant_id)) as transaction:
-                    for statement in sql.PURGE_TENANT:
-                        await transaction.run(statement)
-                return Slice(ended=True)
+        async for subject_id in self._unit_of_work.each(TenantScope(lease.tenant_id), sql.SUBJECTS_AFTER, after, _PAGE):
+            if not await self._purge_subject(lease, Scope(lease.tenant_id, subject_id), after, until):
+                return MORE
+            after = subject_id
+            await self._move(lease, "purge", after)
+        async with self._unit_of_work.begin(TenantScope(lease.tenant_id)) as transaction:
+            for statement in sql.PURGE_TENANT:
+                await transaction.run(statement)
+        return Slice(ended=True)
 
     async def _purge_subject(self, lease: Lease, scope: Scope, after: str, until: float) -> bool:
         while True:
@@ -466,16 +459,10 @@ class Shred:
             await self._audit.append(transaction, tenant_id, actor, "shred.restore", f"job:{shred_id}", detail)
 
     async def _subject_of(self, tenant_id: UUID, tombstone: Tombstone, tombstone_key: SecretKey) -> str | None:
-        after = ""
-        while True:
-            async with self._unit_of_work.snapshot(TenantScope(tenant_id)) as transaction:
-                subject_ids = await transaction.fetch_all(sql.SUBJECTS_AFTER, after=after, page_rows=_KEYS_PAGE)
-            for subject_id in subject_ids:
-                if hmac.compare_digest(subject_digest(tombstone_key, subject_id), tombstone.subject or b""):
-                    return subject_id
-                after = subject_id
-            if len(subject_ids) < _KEYS_PAGE:
-                return None
+        async for subject_id in self._unit_of_work.each(TenantScope(tenant_id), sql.SUBJECTS_AFTER, "", _KEYS_PAGE):
+            if hmac.compare_digest(subject_digest(tombstone_key, subject_id), tombstone.subject or b""):
+                return subject_id
+        return None
 
 
 def _check_confirmed(confirm: str, expected: str, what: str) -> None:

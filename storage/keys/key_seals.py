@@ -60,9 +60,7 @@ class Peppers:
     def seal(self, record: ApiKeyRecord, grants: tuple[str, ...] | None = None) -> ApiKeyRecord:
         """Return ``record`` with a seal of what it says, under the active pepper.
 
-        Args:
-            record: The row.
-            grants: What keys that it makes may be allowed; None: as the record says.
+        ``grants``: what keys that it makes may be allowed; None: as the record says.
         """
         granted = record.grants if grants is None else grants
         return replace(record, seal=KeySeal(granted, _mac(self.active, record, granted), self.active.version))

@@ -27,9 +27,7 @@ _log = structlog.get_logger()
 class ObservedRootKey:
     """A `RootKey` that reports each refusal.
 
-    Args:
-        root_key: The root key that is asked.
-        observer: The counter of refusals, by reason: ``unavailable``, ``denied``, ``destroyed`` or ``invalid``.
+    The reasons are ``unavailable``, ``denied``, ``destroyed`` and ``invalid``.
     """
 
     def __init__(self, root_key: RootKey, observer: Observer) -> None:

@@ -36,8 +36,7 @@ from storage.format.pointer import (
     IntentRecord,
     artifact_location,
     intent_location,
-    open_intent,
-    open_pointer,
+    open_record,
     pointer_location,
     seal_record,
 )
@@ -126,7 +125,7 @@ def described_at(row: ArtifactRow) -> tuple[Field, ...]:
     return artifact_location(row.artifact_id, row.name_digest, row.number, row.blob_id, row.size_bytes, row.created_at)
 
 
-def open_record(sealer: Sealer, intent: Intent) -> IntentRecord:
+def open_intent(sealer: Sealer, intent: Intent) -> IntentRecord:
     """Open what resuming an upload needs. ``sealer`` must be mixed with the share if ``client_share`` says so.
 
     Raises:
@@ -136,13 +135,13 @@ def open_record(sealer: Sealer, intent: Intent) -> IntentRecord:
     if intent.record is None:
         raise UploadNotFound
     location = intent_location(intent.blob_id, intent.purpose, intent.content_id, intent.created_at)
-    return open_intent(sealer, location, intent.record, intent.key_version)
+    return open_record(IntentRecord, sealer, location, intent.record, intent.key_version)
 
 
 def _pointer(sealer: Sealer, row: PointerRow, sealed: bytes) -> BlobPointer:
     location = pointer_location(row.blob_id, row.content_id, row.size_bytes, row.created_at)
     opener = sealer if row.client_share else sealer.without_share
-    return open_pointer(opener, location, sealed, row.key_version)
+    return open_record(BlobPointer, opener, location, sealed, row.key_version)
 
 
 def check_blob(sealer: Sealer, row: PointerRow) -> None:
@@ -165,7 +164,7 @@ def check_intent(sealer: Sealer, intent: Intent) -> None:
     if intent.client_share and intent.record is not None:
         check_key_version(intent.key_version, intent.record)
     else:
-        open_record(sealer, intent)
+        open_intent(sealer, intent)
 
 
 class BlobLedger:
@@ -187,11 +186,7 @@ class BlobLedger:
     async def reserve(self, scope: Scope, sealer: Sealer, uploads: Sequence[NewBlob], now: datetime) -> None:
         """Commit the intents of uploads that may begin when this has returned.
 
-        Args:
-            scope: The subject that they belong to.
-            sealer: The sealer of the scope, mixed with the client-held share if the thread takes one.
-            uploads: All of them, or none, are reserved.
-            now: Wall time.
+        All of them, or none, are reserved. The sealer is mixed with the client-held share if the thread takes one.
 
         Raises:
             QuotaExceeded: the tenant has not so many bytes left; nothing is reserved.
@@ -268,10 +263,10 @@ class BlobLedger:
             UploadNotFound: the intent is not open any more; the caller aborts its own.
         """
         async with self._unit_of_work.begin(scope) as transaction:
-            kept = await transaction.fetch_one(sql.NAME_MULTIPART, blob_id=blob_id, multipart_id=multipart_id)
-        if kept is None:
+            in_force = await transaction.fetch_one(sql.NAME_MULTIPART, blob_id=blob_id, multipart_id=multipart_id)
+        if in_force is None:
             raise UploadNotFound
-        return kept
+        return in_force
 
     async def record_part(self, scope: Scope, blob_id: UUID, part: UploadedPart) -> Intent:
         """Record a part that the object store has, in the place of an earlier one of its number. Commits.
@@ -326,12 +321,9 @@ class BlobLedger:
     ) -> dict[UUID, UUID]:
         """Make blobs live, in the transaction that stores what names them.
 
-        Args:
-            transaction: The caller's; READ COMMITTED.
-            sealer: The sealer that was given to `reserve`.
-            settlements: Their objects are in the bucket.
-            thread_id: The thread that refers to them. None: no thread does yet, or an artifact's row will; without one
-                they are swept after the grace period.
+        The transaction is READ COMMITTED, the sealer the one that was given to `reserve`, and the objects are in the
+        bucket. ``thread_id`` None: no thread refers to them yet, or an artifact's row will; without one they are swept
+        after the grace period.
 
         Returns:
             For each blob id the one to name: another one where the same content was settled by somebody else first.
@@ -425,10 +417,7 @@ class BlobLedger:
     ) -> dict[UUID, LiveBlob]:
         """Read what opens these blobs.
 
-        Args:
-            transaction: The caller's; a snapshot will do.
-            sealer: Mixed with the client-held share where the thread takes one. Blobs without it open, too.
-            blob_ids: Any; each once.
+        The sealer is mixed with the client-held share where the thread takes one; blobs without it open, too.
 
         Raises:
             IntegrityFailure: one has no pointer, it does not authenticate, its row names another key version, or it

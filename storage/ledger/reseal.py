@@ -56,7 +56,7 @@ def _intent(row: sql.StaleIntent) -> _Sealed:
     return _Sealed(row.blob_id, location, row.key_version, row.record)
 
 
-def _artifact(row: artifacts_sql.StaleArtifact) -> _Sealed:
+def _artifact(row: artifacts_sql.ArtifactRow) -> _Sealed:
     location = artifact_location(
         row.artifact_id, row.name_digest, row.number, row.blob_id, row.size_bytes, row.created_at
     )

@@ -67,38 +67,27 @@ class Budget:
     """A number of bytes that all streams of a process share, fairly between tenants.
 
     A tenant that holds some gets more only as long as it then holds no more than what was free before: alone about
-    half of all, and always so that another tenant finds some. One that holds none gets what it asks for as soon as
-    that is free. Who waits is served by what its tenant holds, least first, then in the order of asking. So peers
-    that send or read slowly delay those of their own tenant, and as many tenants as there are parts in it must do so
-    to delay another's.
-
-    One that waits for longer than `wait_seconds_max` is refused.
+    half of all, so that another tenant always finds some. A tenant that holds none gets what it asks for as soon as
+    that is free. Streams that wait are served by what their tenants hold, least first, and then in the order of asking.
+    So peers that send or read slowly delay those of their own tenant, and as many tenants as there are parts in the
+    budget must do so to delay another's. A stream that waits for longer than `wait_seconds_max` is refused.
     """
 
     def __init__(self, bytes_max: int, *, wait_seconds_max: float = WAIT_SECONDS_MAX) -> None:
         """Begin with all bytes free."""
-        self._free = self._max = bytes_max
+        self._free = self.bytes_max = bytes_max
         self._wait_seconds_max = wait_seconds_max
         self._held: dict[UUID, int] = {}
         self._waiters: dict[UUID, deque[_Waiter]] = {}
         self._asked = 0
 
     @property
-    def bytes_max(self) -> int:
-        """How many bytes there are in all."""
-        return self._max
-
-    @property
     def held_bytes(self) -> int:
         """How many bytes are given out now."""
-        return self._max - self._free
+        return self.bytes_max - self._free
 
     async def take(self, size_bytes: int, tenant_id: UUID) -> int:
         """Wait for bytes; more than there are in all count as all.
-
-        Args:
-            size_bytes: The number of bytes.
-            tenant_id: The tenant whose stream it is.
 
         Returns:
             How many to `give` back.
@@ -156,7 +145,7 @@ class Budget:
     def _ask(self, size_bytes: int, tenant_id: UUID) -> _Waiter:
         self._asked += 1
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(self._asked, min(size_bytes, self._max), turn)
+        waiter = _Waiter(self._asked, min(size_bytes, self.bytes_max), turn)
         self._waiters.setdefault(tenant_id, deque()).append(waiter)
         self._grant()
         return waiter
@@ -199,9 +188,7 @@ class Budget:
 class Written:
     """What was stored.
 
-    Attributes:
-        size_bytes: Size of the plaintext; the sealed pointer keeps it.
-        object_bytes: Size of the object.
+    ``size_bytes`` is the plaintext's, which the sealed pointer keeps.
     """
 
     size_bytes: int
@@ -225,12 +212,7 @@ async def seal_part(cipher: BlobCipher, number: int, plaintext: BlobBytes, *, la
 
 
 class BlobWriter:
-    """Seals and stores; one for each process, because it owns the process's memory for uploads.
-
-    Attributes:
-        store: The object store that is written to.
-        budget: That memory.
-    """
+    """Seals and stores; one for each process, because it owns the process's memory for uploads."""
 
     def __init__(self, store: BlobStore, *, bytes_max: int = WRITE_BYTES_MAX) -> None:
         """Use a store, whose life is the caller's."""
@@ -334,11 +316,7 @@ class BlobWriter:
 
 
 class BlobReader:
-    """Fetches and opens; one for each process, because it owns the process's memory for downloads.
-
-    Attributes:
-        budget: That memory.
-    """
+    """Fetches and opens; one for each process, because it owns the process's memory for downloads."""
 
     def __init__(self, store: BlobStore, *, bytes_max: int = READ_BYTES_MAX) -> None:
         """Use a store, whose life is the caller's."""
@@ -371,13 +349,9 @@ class BlobReader:
         not read to its end (`contextlib.aclosing`). What does not authenticate is
         fetched once more before it is damage.
 
-        Args:
-            location: The place of the object.
-            cipher: From the opened pointer.
-            size_bytes: Size of the whole plaintext, from the opened pointer.
-            start: First byte wanted.
-            length: The number of bytes; None: all that follow.
-            span_bytes: Plaintext bytes of one request to the object store at most, a multiple of 16,384.
+        The cipher and ``size_bytes``, the size of the whole plaintext, are from the opened pointer. ``length`` None:
+        all that follows ``start``. One request to the object store is for at most ``span_bytes`` of plaintext, a
+        multiple of 16,384.
 
         Raises:
             BlobDamaged: The object is not what the pointer says; possibly after some slices were given.

@@ -22,13 +22,7 @@ _SEARCH_PATH = "search_path=pg_catalog"  # so that nobody's tables are found ins
 class FunctionRow(msgspec.Struct, frozen=True):
     """A function as the catalog has it.
 
-    Attributes:
-        name: The function's name.
-        body: What it does.
-        owner: The role that it belongs to.
-        definer: Whether it runs with that role's rights.
-        settings: The settings that it runs with.
-        tables_owner: The role that the schema's tables belong to.
+    ``definer``: it runs with the rights of ``owner``. ``tables_owner`` is whom the schema's tables belong to.
     """
 
     name: str
@@ -69,9 +63,7 @@ def _made() -> dict[str, str]:
 def faults(rows: list[FunctionRow], *, newer: bool) -> list[str]:
     """What is wrong with the functions, a line each.
 
-    Args:
-        rows: What `OF_THE_SCHEMA` found.
-        newer: Whether the schema is of a later release, which may have dropped some of this one's.
+    ``newer``: the schema is of a later release, which may have dropped some of this one's.
     """
     missing = [] if newer else sorted(_made().keys() - {row.name for row in rows})
     found = [f"function {name} is missing: CREATE it from migrations/database/functions" for name in missing]

@@ -99,10 +99,8 @@ def _expected() -> dict[tuple[str, str], tuple[str, str, str]]:
 def faults(rows: list[PolicyRow], *, newer: bool) -> list[str]:
     """What is wrong with the policies that hold for a role, a line each.
 
-    Args:
-        rows: What `OF_THIS_ROLE` found.
-        newer: The schema is of a later release, which may have policies that this one does not know, as long as they
-            bind to the transaction's scope.
+    ``newer``: the schema is of a later release, which may have policies that this one does not know, as long as they
+    bind to the transaction's scope.
     """
     expected = _expected()
     found = {

@@ -86,8 +86,7 @@ async def upgrade(owner_url: str) -> None:
 
     Safe to run from several places: one waits for the other.
 
-    Args:
-        owner_url: credentials of gw_migrate (or a superuser).
+    ``owner_url`` has the credentials of gw_migrate (or a superuser).
 
     Raises:
         DatabaseAway: the database cannot be reached.
@@ -134,8 +133,7 @@ async def _upgrade(owner_url: str) -> None:
 async def script(owner_url: str) -> str:
     """What `upgrade` would do to the database, as SQL that an administrator may read and run with ``psql``.
 
-    Args:
-        owner_url: As for `upgrade`. The database is read and not changed.
+    The database is read and not changed.
 
     Raises:
         DatabaseAway: The database cannot be reached.

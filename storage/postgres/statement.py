@@ -9,8 +9,9 @@ a test which prepares all of them (`tests/integration/storage/test_statements.py
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Generic, TypeVar, get_args, get_origin, overload
 
 import msgspec
 
@@ -24,8 +25,8 @@ class Statement(Generic[R_co]):
 
     Args:
         text: The statement. Fragments that several share have the same names in all of them.
-        row: What a record becomes: a struct whose fields are the statement's columns in their order, or the type of
-            the only column. None: the statement returns nothing that is looked at.
+        row: What a record becomes: a struct whose fields are the statement's columns in their order, as `column_names`
+            has them, or the type of the only column. None: the statement returns nothing that is looked at.
 
     Attributes:
         text: The statement as the driver takes it, its parameters numbered by where each occurs first.
@@ -68,7 +69,61 @@ class Statement(Generic[R_co]):
         return self._made(record)  # type: ignore[no-any-return]  # of the type that `row` says
 
 
+def column_names(row: type[msgspec.Struct]) -> list[str]:
+    """The columns that a row is made of.
+
+    A field that is a row itself stands for that one's columns; where it may be None, it is if all of them are NULL. A
+    list of rows stands for their columns as parallel arrays, which are NULL if there is none and are named after the
+    list's first letter: ``p_size`` for the field ``size`` of the list ``pieces``.
+    """
+    return [column for field in msgspec.structs.fields(row) for column in _columns(field)]
+
+
+def columns(row: type[msgspec.Struct]) -> str:
+    """The columns that a row is made of, as a SELECT names them."""
+    return ", ".join(column_names(row))
+
+
+def _columns(field: msgspec.structs.FieldInfo) -> list[str]:
+    row = _row_in(field.type)
+    if row is None:
+        return [field.name]
+    prefix = f"{field.name[0]}_" if get_origin(field.type) is list else ""
+    return [prefix + column for column in row.__struct_fields__]
+
+
+def _row_in(kind: Any) -> type[msgspec.Struct] | None:
+    """The row that a field is, may be or has a list of."""
+    kinds = (kind, *get_args(kind))
+    return next((each for each in kinds if isinstance(each, type) and issubclass(each, msgspec.Struct)), None)
+
+
 def _made(row: type[Any] | None) -> Callable[[Sequence[Any]], Any]:
-    if row is not None and issubclass(row, msgspec.Struct):
+    if row is None or not issubclass(row, msgspec.Struct):
+        return lambda record: record[0]
+    kinds = [field.type for field in msgspec.structs.fields(row)]
+    if all(_row_in(kind) is None for kind in kinds):
         return lambda record: row(*record)
-    return lambda record: record[0]
+    parts = [_part(kind) for kind in kinds]
+
+    def made(record: Sequence[Any]) -> Any:
+        values = iter(record)
+        return row(*[part(values) for part in parts])
+
+    return made
+
+
+def _part(kind: Any) -> Callable[[Iterator[Any]], Any]:
+    """What takes one field's columns from those of a record."""
+    row = _row_in(kind)
+    if row is None:
+        return next
+    count = len(row.__struct_fields__)
+    if get_origin(kind) is list:
+        return lambda values: [row(*each) for each in zip(*(own or () for own in islice(values, count)), strict=True)]
+
+    def part(values: Iterator[Any]) -> Any:
+        own = tuple(islice(values, count))
+        return row(*own) if kind is row or any(value is not None for value in own) else None
+
+    return part

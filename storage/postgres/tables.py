@@ -1,9 +1,12 @@
-"""The tables as SQLAlchemy metadata: what cold statements are built from and what migrations are checked against.
+"""The tables as SQLAlchemy metadata: statements on many tables are made of it, and revisions are checked against it.
 
 Row-level security, roles and grants are not expressible here; they live in the migrations. Every PRIMARY KEY and
 UNIQUE of a tenant's table begins with ``tenant_id``, and of a subject's with ``tenant_id, subject_id``, so that the
 tables can be distributed by tenant (Citus) and no constraint crosses tenants. Identifiers collate bytewise.
 """
+
+from collections.abc import Iterator
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -23,695 +26,505 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
+from sqlalchemy.schema import SchemaItem
+from sqlalchemy.types import TypeEngine
 
 SCHEMA = "stateroom"
-PIECE_ID_BYTES = 17
+ID = Text(collation="C")
+MOMENT = DateTime(timezone=True)
 
 metadata = MetaData(schema=SCHEMA)
 
 
-def _id(name: str, *, nullable: bool = False) -> Column[str]:
-    return Column(name, Text(collation="C"), nullable=nullable)
+def _columns(
+    kind: type[TypeEngine[Any]] | TypeEngine[Any],
+    *names: str,
+    nullable: bool = False,
+    default: str | None = None,
+) -> Iterator[Column[object]]:
+    """Columns of one type."""
+    for name in names:
+        yield Column(name, kind, nullable=nullable, server_default=None if default is None else text(default))
 
 
-def _moment(name: str, *, nullable: bool = False) -> Column[object]:
-    return Column(name, DateTime(timezone=True), nullable=nullable)
+def _index(name: str, columns: str, *, where: str | None = None, unique: bool = False) -> Index:
+    return Index(name, *columns.split(), unique=unique, postgresql_where=None if where is None else text(where))
 
 
-def _moment_from_the_beginning(name: str) -> Column[object]:
-    return Column(name, DateTime(timezone=True), nullable=False, server_default=text("'-infinity'"))
+def _table(name: str, key: str, *items: SchemaItem) -> Table:
+    """A table with its primary key, the names of its columns."""
+    return Table(name, metadata, *items, PrimaryKeyConstraint(*key.split()))
 
 
-def _by_the_database(name: str) -> Column[object]:
-    """When the database got the row, by its own clock; NULL in rows from before revision a23."""
-    return Column(name, DateTime(timezone=True), nullable=True, server_default=text("clock_timestamp()"))
+def _tenant_table(name: str, key: str, *items: SchemaItem) -> Table:
+    """A table of tenants; ``key`` is what tells a tenant's rows apart."""
+    return _table(name, f"tenant_id {key}", *_columns(UUID, "tenant_id"), *items)
 
 
-def _tenant() -> Column[object]:
-    return Column("tenant_id", UUID(as_uuid=True), nullable=False)
+def _subject_table(name: str, key: str, *items: SchemaItem) -> Table:
+    return _tenant_table(name, f"subject_id {key}", *_columns(ID, "subject_id"), *items)
 
 
-def _needed_by_threads(name: str, what: str) -> Table:
-    """Which threads need a thing of their subject, found from either side."""
-    return Table(
-        name,
-        metadata,
-        _tenant(),
-        _id("subject_id"),
-        Column(what, UUID(as_uuid=True), nullable=False),
-        _id("thread_id"),
-        PrimaryKeyConstraint("tenant_id", "subject_id", what, "thread_id"),
-        Index(f"{name}_by_thread", "tenant_id", "subject_id", "thread_id"),
-    )
+def _thread_table(name: str, key: str, *items: SchemaItem) -> Table:
+    return _subject_table(name, f"thread_id {key}", *_columns(ID, "thread_id"), *items)
 
 
-deployment = Table(
+_table(
     "deployment",
-    metadata,
-    Column("singleton", Boolean, primary_key=True),
-    Column("deployment_id", UUID(as_uuid=True), nullable=False),
+    "singleton",
+    *_columns(Boolean, "singleton"),
+    *_columns(UUID, "deployment_id"),
 )
 
-processes = Table(
+_table(
     "processes",
-    metadata,
-    Column("instance", UUID(as_uuid=True), primary_key=True),
-    Column("place", Text, nullable=False),
-    Column("build", Text, nullable=False),
-    Column("features", ARRAY(Text), nullable=False),
-    _moment("started_at"),
-    _moment("seen_at"),
+    "instance",
+    *_columns(UUID, "instance"),
+    *_columns(Text, "place", "build"),
+    *_columns(ARRAY(Text), "features"),
+    *_columns(MOMENT, "started_at", "seen_at"),
 )
 
-deployment_features = Table(
+_table(
     "deployment_features",
-    metadata,
-    Column("feature", Text(collation="C"), primary_key=True),
-    _moment("since"),
-    Column("mac_format", SmallInteger, nullable=False),
-    Column("mac", LargeBinary, nullable=False),
+    "feature",
+    *_columns(ID, "feature"),
+    *_columns(MOMENT, "since"),
+    *_columns(SmallInteger, "mac_format"),
+    *_columns(LargeBinary, "mac"),
 )
 
-accepted_losses = Table(
+_tenant_table(
     "accepted_losses",
-    metadata,
-    _tenant(),
-    Column("loss_id", UUID(as_uuid=True), nullable=False),
-    Column("lost", LargeBinary, nullable=False),
-    _moment("accepted_at"),
-    Column("mac", LargeBinary, nullable=False),
-    Column("mac_format", SmallInteger, nullable=True),
-    PrimaryKeyConstraint("tenant_id", "loss_id"),
+    "loss_id",
+    *_columns(UUID, "loss_id"),
+    *_columns(LargeBinary, "lost"),
+    *_columns(MOMENT, "accepted_at"),
+    *_columns(LargeBinary, "mac"),
+    *_columns(SmallInteger, "mac_format", nullable=True),
 )
 
-unbound_imports = Table(
+_tenant_table(
     "unbound_imports",
-    metadata,
-    _tenant(),
-    Column("export_id", UUID(as_uuid=True), nullable=False),
-    _moment("accepted_at"),
-    Column("mac", LargeBinary, nullable=False),
-    Column("mac_format", SmallInteger, nullable=True),
-    PrimaryKeyConstraint("tenant_id", "export_id"),
+    "export_id",
+    *_columns(UUID, "export_id"),
+    *_columns(MOMENT, "accepted_at"),
+    *_columns(LargeBinary, "mac"),
+    *_columns(SmallInteger, "mac_format", nullable=True),
 )
 
-tenants = Table(
+_tenant_table(
     "tenants",
-    metadata,
-    Column("tenant_id", UUID(as_uuid=True), primary_key=True),
-    Column("name", Text, nullable=False),
-    _moment("created_at"),
-    Column("root", Text, nullable=True),
-    _moment("suspended_at", nullable=True),
+    "",
+    *_columns(Text, "name"),
+    *_columns(MOMENT, "created_at"),
+    *_columns(Text, "root", nullable=True),
+    *_columns(MOMENT, "suspended_at", nullable=True),
 )
 
-api_keys = Table(
+_table(
     "api_keys",
-    metadata,
-    Column("key_id", Text(collation="C"), primary_key=True),
-    Column("kind", Text, nullable=False),
-    Column("name", Text, nullable=False),
-    Column("tenant_id", UUID(as_uuid=True), nullable=True),
-    _id("subject_id", nullable=True),
-    Column("permissions", ARRAY(Text), nullable=False),
-    Column("mac", LargeBinary, nullable=False),
-    Column("pepper_version", Integer, nullable=False),
-    _moment("created_at"),
-    _moment("expires_at", nullable=True),
-    _moment("revoked_at", nullable=True),
-    _moment("last_used_at", nullable=True),
-    Index("api_keys_by_tenant", "tenant_id", "created_at", "key_id"),
+    "key_id",
+    *_columns(ID, "key_id"),
+    *_columns(Text, "kind", "name"),
+    *_columns(UUID, "tenant_id", nullable=True),
+    *_columns(ID, "subject_id", nullable=True),
+    *_columns(ARRAY(Text), "permissions"),
+    *_columns(LargeBinary, "mac"),
+    *_columns(Integer, "pepper_version"),
+    *_columns(MOMENT, "created_at"),
+    *_columns(MOMENT, "expires_at", "revoked_at", "last_used_at", nullable=True),
+    _index("api_keys_by_tenant", "tenant_id created_at key_id"),
 )
 
-api_key_seals = Table(
+_table(
     "api_key_seals",
-    metadata,
-    Column(
-        "key_id", Text(collation="C"), ForeignKey("stateroom.api_keys.key_id", ondelete="CASCADE"), primary_key=True
-    ),
-    Column("tenant_id", UUID(as_uuid=True), nullable=True),
-    Column("grants", ARRAY(Text), nullable=False),
-    Column("mac", LargeBinary, nullable=False),
-    Column("pepper_version", Integer, nullable=False),
+    "key_id",
+    Column("key_id", ID, ForeignKey("stateroom.api_keys.key_id", ondelete="CASCADE")),
+    *_columns(UUID, "tenant_id", nullable=True),
+    *_columns(ARRAY(Text), "grants"),
+    *_columns(LargeBinary, "mac"),
+    *_columns(Integer, "pepper_version"),
 )
 
-tenant_keys = Table(
+_tenant_table(
     "tenant_keys",
-    metadata,
-    _tenant(),
-    Column("key_version", Integer, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("provider", Text, nullable=False),
-    Column("root_key_id", Text, nullable=False),
-    Column("root_key_version", Text, nullable=False),
-    Column("wrapped", LargeBinary, nullable=True),
-    Column("kcv", LargeBinary, nullable=False),
-    _moment("created_at"),
-    _moment("destroyed_at", nullable=True),
-    PrimaryKeyConstraint("tenant_id", "key_version"),
-    Index("tenant_keys_active", "tenant_id", unique=True, postgresql_where=text("state = 'active'")),
+    "key_version",
+    *_columns(Integer, "key_version"),
+    *_columns(Text, "state", "provider", "root_key_id", "root_key_version"),
+    *_columns(LargeBinary, "wrapped", nullable=True),
+    *_columns(LargeBinary, "kcv"),
+    *_columns(MOMENT, "created_at"),
+    *_columns(MOMENT, "destroyed_at", nullable=True),
+    _index("tenant_keys_active", "tenant_id", where="state = 'active'", unique=True),
 )
 
-subject_keys = Table(
+_subject_table(
     "subject_keys",
-    metadata,
-    _tenant(),
-    _id("subject_id"),
-    Column("purpose", Text, nullable=False),
-    Column("key_version", Integer, nullable=False),
-    Column("tenant_key_version", Integer, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("wrapped", LargeBinary, nullable=True),
-    Column("kcv", LargeBinary, nullable=False),
-    _moment("created_at"),
-    _moment("destroyed_at", nullable=True),
-    _moment("shred_effective_at", nullable=True),
-    PrimaryKeyConstraint("tenant_id", "subject_id", "purpose", "key_version"),
-    Index(
-        "subject_keys_active",
-        "tenant_id",
-        "subject_id",
-        "purpose",
-        unique=True,
-        postgresql_where=text("state = 'active'"),
-    ),
+    "purpose key_version",
+    *_columns(Text, "purpose"),
+    *_columns(Integer, "key_version", "tenant_key_version"),
+    *_columns(Text, "state"),
+    *_columns(LargeBinary, "wrapped", nullable=True),
+    *_columns(LargeBinary, "kcv"),
+    *_columns(MOMENT, "created_at"),
+    *_columns(MOMENT, "destroyed_at", "shred_effective_at", nullable=True),
+    _index("subject_keys_active", "tenant_id subject_id purpose", where="state = 'active'", unique=True),
 )
 
-threads = Table(
+_thread_table(
     "threads",
-    metadata,
-    _tenant(),
-    _id("subject_id"),
-    _id("thread_id"),
-    Column("agent", Text(collation="C"), nullable=True),
-    Column("status", Text, nullable=False),
-    Column("tier", Text, nullable=False),
-    Column("strict", Boolean, nullable=False),
-    Column("activity", BigInteger, nullable=False),
-    _moment("created_at"),
-    _moment("updated_at"),
-    Column("seal", LargeBinary, nullable=False),
-    Column("client_share", Boolean, nullable=False, server_default=text("false")),
-    Column("searchable", ARRAY(Text(collation="C")), nullable=True),
-    Column("origin", LargeBinary, nullable=True),
-    _by_the_database("began_at"),
-    PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id"),
-    Index(
-        "threads_by_age",
-        "tenant_id",
-        "subject_id",
-        "created_at",
-        "thread_id",
-        postgresql_where=text("created_at >= '-infinity'"),
-    ),
-    Index(
-        "threads_by_searchable",
-        "tenant_id",
-        "subject_id",
-        "searchable",
-        postgresql_where=text("created_at >= '-infinity'"),
-    ),
+    "",
+    *_columns(ID, "agent", nullable=True),
+    *_columns(Text, "status", "tier"),
+    *_columns(Boolean, "strict"),
+    *_columns(BigInteger, "activity"),
+    *_columns(MOMENT, "created_at", "updated_at"),
+    *_columns(LargeBinary, "seal"),
+    *_columns(Boolean, "client_share", default="false"),
+    *_columns(ARRAY(ID), "searchable", nullable=True),
+    *_columns(LargeBinary, "origin", nullable=True),
+    *_columns(MOMENT, "began_at", nullable=True, default="clock_timestamp()"),
+    _index("threads_by_age", "tenant_id subject_id created_at thread_id", where="created_at >= '-infinity'"),
+    _index("threads_by_searchable", "tenant_id subject_id searchable", where="created_at >= '-infinity'"),
 )
 
-heads = Table(
+_thread_table(
     "heads",
-    metadata,
-    _tenant(),
-    _id("subject_id"),
-    _id("thread_id"),
-    _id("namespace"),
-    _id("head_id"),
-    Column("sequence", BigInteger, nullable=False),
-    Column("seal", LargeBinary, nullable=False),
-    PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id", "namespace"),
+    "namespace",
+    *_columns(ID, "namespace", "head_id"),
+    *_columns(BigInteger, "sequence"),
+    *_columns(LargeBinary, "seal"),
 )
 
-checkpoints = Table(
+_thread_table(
     "checkpoints",
-    metadata,
-    _tenant(),
-    _id("subject_id"),
-    _id("thread_id"),
-    _id("namespace"),
-    _id("checkpoint_id"),
-    _id("parent_id", nullable=True),
-    Column("step", Integer, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("outcome", Text, nullable=True),
-    Column("source", Text(collation="C"), nullable=True),
-    Column("agent", Text(collation="C"), nullable=True),
-    _id("run_id", nullable=True),
-    Column("model", Text, nullable=True),
-    Column("state_schema", Text(collation="C"), nullable=True),
-    Column("state_version", Integer, nullable=True),
-    Column("input_tokens", BigInteger, nullable=True),
-    Column("output_tokens", BigInteger, nullable=True),
-    Column("cost_micros", BigInteger, nullable=True),
-    _moment("created_at"),
-    Column("key_version", Integer, nullable=False),
-    Column("piece_ids", LargeBinary, nullable=False),
-    Column("manifest", LargeBinary, nullable=False),
-    Column("named_ids", LargeBinary, nullable=True),
-    Column("searchable", ARRAY(Text(collation="C")), nullable=True),
-    PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id", "namespace", "checkpoint_id"),
-    Index(
-        "checkpoints_by_age",
-        "tenant_id",
-        "subject_id",
-        "checkpoint_id",
-        postgresql_where=text("created_at >= '-infinity'"),
-    ),
+    "namespace checkpoint_id",
+    *_columns(ID, "namespace", "checkpoint_id"),
+    *_columns(ID, "parent_id", nullable=True),
+    *_columns(Integer, "step"),
+    *_columns(Text, "status"),
+    *_columns(Text, "outcome", nullable=True),
+    *_columns(ID, "source", "agent", "run_id", nullable=True),
+    *_columns(Text, "model", nullable=True),
+    *_columns(ID, "state_schema", nullable=True),
+    *_columns(Integer, "state_version", nullable=True),
+    *_columns(BigInteger, "input_tokens", "output_tokens", "cost_micros", nullable=True),
+    *_columns(MOMENT, "created_at"),
+    *_columns(Integer, "key_version"),
+    *_columns(LargeBinary, "piece_ids", "manifest"),
+    *_columns(LargeBinary, "named_ids", nullable=True),
+    *_columns(ARRAY(ID), "searchable", nullable=True),
+    _index("checkpoints_by_age", "tenant_id subject_id checkpoint_id", where="created_at >= '-infinity'"),
+    _index("checkpoints_by_run", "tenant_id subject_id run_id", where="run_id IS NOT NULL"),
     Index("checkpoints_by_time", "created_at", postgresql_using="brin"),
-    Index(
-        "checkpoints_by_run",
-        "tenant_id",
-        "subject_id",
-        "run_id",
-        postgresql_where=text("run_id IS NOT NULL"),
-    ),
-    Index(
+    _index(
         "checkpoints_troubled",
-        "tenant_id",
-        "status",
-        "created_at",
-        "step",
-        postgresql_where=text("status IN ('failed', 'waiting') OR outcome IS NOT NULL"),
+        "tenant_id status created_at step",
+        where="status IN ('failed', 'waiting') OR outcome IS NOT NULL",
     ),
 )
 
-checkpoint_tags = Table(
+_thread_table(
     "checkpoint_tags",
-    metadata,
-    _tenant(),
-    _id("subject_id"),
-    _id("thread_id"),
-    _id("namespace"),
-    _id("checkpoint_id"),
-    Column("tag", LargeBinary, nullable=False),
-    PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id", "namespace", "checkpoint_id", "tag"),
+    "namespace checkpoint_id tag",
+    *_columns(ID, "namespace", "checkpoint_id"),
+    *_columns(LargeBinary, "tag"),
     ForeignKeyConstraint(
-        ["tenant_id", "subject_id", "thread_id", "namespace", "checkpoint_id"],
-        [
-            "stateroom.checkpoints.tenant_id",
-            "stateroom.checkpoints.subject_id",
-            "stateroom.checkpoints.thread_id",
-            "stateroom.checkpoints.namespace",
-            "stateroom.checkpoints.checkpoint_id",
-        ],
+        (key := ["tenant_id", "subject_id", "thread_id", "namespace", "checkpoint_id"]),
+        [f"{SCHEMA}.checkpoints.{each}" for each in key],
         ondelete="CASCADE",
     ),
-    Index("checkpoint_tags_by_tag", "tenant_id", "subject_id", "tag", "checkpoint_id"),
+    _index("checkpoint_tags_by_tag", "tenant_id subject_id tag checkpoint_id"),
 )
 
-chunks = Table(
+_thread_table(
     "chunks",
-    metadata,
-    _tenant(),
-    _id("subject_id"),
-    _id("thread_id"),
-    Column("piece_id", LargeBinary, nullable=False),
-    Column("key_version", Integer, nullable=False),
-    Column("children", LargeBinary, nullable=True),
-    Column("envelope", LargeBinary, nullable=False),
-    Column("named_ids", LargeBinary, nullable=True),
-    PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id", "piece_id"),
+    "piece_id",
+    *_columns(LargeBinary, "piece_id"),
+    *_columns(Integer, "key_version"),
+    *_columns(LargeBinary, "children", nullable=True),
+    *_columns(LargeBinary, "envelope"),
+    *_columns(LargeBinary, "named_ids", nullable=True),
 )
 
-pending_writes = Table(
+_thread_table(
     "pending_writes",
-    metadata,
-    _tenant(),
-    _id("subject_id"),
-    _id("thread_id"),
-    _id("namespace"),
-    _id("checkpoint_id"),
-    _id("task_id"),
-    Column("idx", Integer, nullable=False),
-    _id("task_path"),
-    Column("channel", Text(collation="C"), nullable=False),
-    Column("status", Text, nullable=True),
-    _moment("created_at"),
-    Column("key_version", Integer, nullable=False),
-    Column("piece_ids", LargeBinary, nullable=False),
-    Column("value", LargeBinary, nullable=False),
-    Column("member", LargeBinary, nullable=False),
-    Column("named_ids", LargeBinary, nullable=True),
-    Column("state_schema", Text(collation="C"), nullable=True),
-    Column("state_version", Integer, nullable=True),
-    _by_the_database("stored_at"),
-    PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id", "namespace", "checkpoint_id", "task_id", "idx"),
+    "namespace checkpoint_id task_id idx",
+    *_columns(ID, "namespace", "checkpoint_id", "task_id"),
+    *_columns(Integer, "idx"),
+    *_columns(ID, "task_path", "channel"),
+    *_columns(Text, "status", nullable=True),
+    *_columns(MOMENT, "created_at"),
+    *_columns(Integer, "key_version"),
+    *_columns(LargeBinary, "piece_ids", "value", "member"),
+    *_columns(LargeBinary, "named_ids", nullable=True),
+    *_columns(ID, "state_schema", nullable=True),
+    *_columns(Integer, "state_version", nullable=True),
+    *_columns(MOMENT, "stored_at", nullable=True, default="clock_timestamp()"),
 )
 
-idempotency = Table(
+_subject_table(
     "idempotency",
-    metadata,
-    _tenant(),
-    _id("subject_id"),
-    _id("idempotency_key"),
-    Column("request_digest", LargeBinary, nullable=False),
-    Column("receipt", LargeBinary, nullable=True),
-    _moment("created_at"),
-    PrimaryKeyConstraint("tenant_id", "subject_id", "idempotency_key"),
+    "idempotency_key",
+    *_columns(ID, "idempotency_key"),
+    *_columns(LargeBinary, "request_digest"),
+    *_columns(LargeBinary, "receipt", nullable=True),
+    *_columns(MOMENT, "created_at"),
 )
 
-removed_threads = Table(
+_subject_table(
     "removed_threads",
-    metadata,
-    _tenant(),
-    _id("subject_id"),
-    Column("removal", LargeBinary, nullable=False),
-    _moment("removed_at"),
-    PrimaryKeyConstraint("tenant_id", "subject_id", "removal"),
+    "removal",
+    *_columns(LargeBinary, "removal"),
+    *_columns(MOMENT, "removed_at"),
 )
 
-deployment_keys = Table(
+_table(
     "deployment_keys",
-    metadata,
-    Column("purpose", Text, nullable=False),
-    Column("key_version", Integer, nullable=False),
-    Column("provider", Text, nullable=False),
-    Column("root_key_id", Text, nullable=False),
-    Column("root_key_version", Text, nullable=False),
-    Column("wrapped", LargeBinary, nullable=False),
-    Column("public", LargeBinary, nullable=False),
-    _moment("created_at"),
-    PrimaryKeyConstraint("purpose", "key_version"),
+    "purpose key_version",
+    *_columns(Text, "purpose"),
+    *_columns(Integer, "key_version"),
+    *_columns(Text, "provider", "root_key_id", "root_key_version"),
+    *_columns(LargeBinary, "wrapped", "public"),
+    *_columns(MOMENT, "created_at"),
 )
 
-audit_log = Table(
+_tenant_table(
     "audit_log",
-    metadata,
-    _tenant(),
-    Column("sequence", BigInteger, nullable=False),
-    _moment("at"),
-    _id("actor"),
-    _id("action"),
-    _id("target"),
-    Column("body", LargeBinary, nullable=False),
-    Column("previous", LargeBinary, nullable=False),
-    Column("hash", LargeBinary, nullable=False),
-    PrimaryKeyConstraint("tenant_id", "sequence"),
+    "sequence",
+    *_columns(BigInteger, "sequence"),
+    *_columns(MOMENT, "at"),
+    *_columns(ID, "actor", "action", "target"),
+    *_columns(LargeBinary, "body", "previous", "hash"),
 )
 
-audit_heads = Table(
+_tenant_table(
     "audit_heads",
-    metadata,
-    Column("tenant_id", UUID(as_uuid=True), primary_key=True),
-    Column("sequence", BigInteger, nullable=False),
-    Column("hash", LargeBinary, nullable=False),
-    Column("anchored", BigInteger, nullable=False, server_default=text("0")),
-    Index("audit_heads_to_anchor", "tenant_id", postgresql_where=text("sequence > anchored")),
+    "",
+    *_columns(BigInteger, "sequence"),
+    *_columns(LargeBinary, "hash"),
+    *_columns(BigInteger, "anchored", default="0"),
+    _index("audit_heads_to_anchor", "tenant_id", where="sequence > anchored"),
 )
 
-jobs = Table(
+_tenant_table(
     "jobs",
-    metadata,
-    _tenant(),
-    Column("job_id", UUID(as_uuid=True), nullable=False),
-    Column("kind", Text, nullable=False),
-    _id("target"),
-    Column("state", Text, nullable=False),
-    Column("done", BigInteger, nullable=False),
-    Column("total", BigInteger, nullable=True),
-    _id("position"),
-    Column("error", Text, nullable=True),
-    _moment("lease_until", nullable=True),
-    _moment("created_at"),
-    _moment("updated_at"),
-    Column("note", Text, nullable=True),
-    Column("mac", LargeBinary, nullable=True),
-    Column("mac_format", SmallInteger, nullable=True),
-    Column("waits_for", Text, nullable=True),
-    PrimaryKeyConstraint("tenant_id", "job_id"),
-    Index("jobs_open", "tenant_id", "created_at", postgresql_where=text("state IN ('queued', 'running')")),
+    "job_id",
+    *_columns(UUID, "job_id"),
+    *_columns(Text, "kind"),
+    *_columns(ID, "target"),
+    *_columns(Text, "state"),
+    *_columns(BigInteger, "done"),
+    *_columns(BigInteger, "total", nullable=True),
+    *_columns(ID, "position"),
+    *_columns(Text, "error", nullable=True),
+    *_columns(MOMENT, "lease_until", nullable=True),
+    *_columns(MOMENT, "created_at", "updated_at"),
+    *_columns(Text, "note", nullable=True),
+    *_columns(LargeBinary, "mac", nullable=True),
+    *_columns(SmallInteger, "mac_format", nullable=True),
+    *_columns(Text, "waits_for", nullable=True),
+    _index("jobs_open", "tenant_id created_at", where="state IN ('queued', 'running')"),
 )
 
-blobs = Table(
+_subject_table(
     "blobs",
-    metadata,
-    _tenant(),
-    _id("subject_id"),
-    Column("blob_id", UUID(as_uuid=True), nullable=False),
-    Column("content_id", LargeBinary, nullable=True),
-    Column("state", Text, nullable=False),
-    Column("size_bytes", BigInteger, nullable=False),
-    Column("client_share", Boolean, nullable=False),
-    Column("key_version", Integer, nullable=False),
-    Column("pointer", LargeBinary, nullable=True),
-    _moment("created_at"),
-    _moment("unreferenced_at", nullable=True),
-    _moment("condemned_at", nullable=True),
-    Column("place", Text, nullable=False, server_default=text("'blobs'")),
-    PrimaryKeyConstraint("tenant_id", "subject_id", "blob_id"),
-    Index(
+    "blob_id",
+    *_columns(UUID, "blob_id"),
+    *_columns(LargeBinary, "content_id", nullable=True),
+    *_columns(Text, "state"),
+    *_columns(BigInteger, "size_bytes"),
+    *_columns(Boolean, "client_share"),
+    *_columns(Integer, "key_version"),
+    *_columns(LargeBinary, "pointer", nullable=True),
+    *_columns(MOMENT, "created_at"),
+    *_columns(MOMENT, "unreferenced_at", "condemned_at", nullable=True),
+    *_columns(Text, "place", default="'blobs'"),
+    _index(
         "blobs_by_content",
-        "tenant_id",
-        "subject_id",
-        "content_id",
+        "tenant_id subject_id content_id",
+        where="state = 'live' AND content_id IS NOT NULL",
         unique=True,
-        postgresql_where=text("state = 'live' AND content_id IS NOT NULL"),
     ),
-    Index("blobs_by_object", "tenant_id", "blob_id"),
-    Index(
+    _index("blobs_by_object", "tenant_id blob_id"),
+    _index("blobs_condemned", "tenant_id subject_id condemned_at", where="state = 'condemned'"),
+    _index(
         "blobs_unreferenced",
-        "tenant_id",
-        "subject_id",
-        "unreferenced_at",
-        postgresql_where=text("state = 'live' AND unreferenced_at IS NOT NULL"),
-    ),
-    Index(
-        "blobs_condemned",
-        "tenant_id",
-        "subject_id",
-        "condemned_at",
-        postgresql_where=text("state = 'condemned'"),
+        "tenant_id subject_id unreferenced_at",
+        where="state = 'live' AND unreferenced_at IS NOT NULL",
     ),
 )
 
-blob_intents = Table(
+_subject_table(
     "blob_intents",
-    metadata,
-    _tenant(),
-    _id("subject_id"),
-    Column("blob_id", UUID(as_uuid=True), nullable=False),
-    Column("purpose", Text, nullable=False),
-    Column("content_id", LargeBinary, nullable=True),
-    Column("multipart_id", Text, nullable=True),
-    Column("state", Text, nullable=False),
-    Column("reserved_bytes", BigInteger, nullable=False),
-    Column("client_share", Boolean, nullable=False),
-    Column("key_version", Integer, nullable=False),
-    Column("record", LargeBinary, nullable=True),
-    _moment("created_at"),
-    _moment("expires_at"),
-    _moment("removed_at", nullable=True),
-    Column("place", Text, nullable=False, server_default=text("'blobs'")),
-    PrimaryKeyConstraint("tenant_id", "subject_id", "blob_id"),
-    Index("blob_intents_by_object", "tenant_id", "blob_id"),
-    Index("blob_intents_by_expiry", "tenant_id", "subject_id", "expires_at"),
+    "blob_id",
+    *_columns(UUID, "blob_id"),
+    *_columns(Text, "purpose"),
+    *_columns(LargeBinary, "content_id", nullable=True),
+    *_columns(Text, "multipart_id", nullable=True),
+    *_columns(Text, "state"),
+    *_columns(BigInteger, "reserved_bytes"),
+    *_columns(Boolean, "client_share"),
+    *_columns(Integer, "key_version"),
+    *_columns(LargeBinary, "record", nullable=True),
+    *_columns(MOMENT, "created_at", "expires_at"),
+    *_columns(MOMENT, "removed_at", nullable=True),
+    *_columns(Text, "place", default="'blobs'"),
+    _index("blob_intents_by_expiry", "tenant_id subject_id expires_at"),
+    _index("blob_intents_by_object", "tenant_id blob_id"),
 )
 
-upload_parts = Table(
+_subject_table(
     "upload_parts",
-    metadata,
-    _tenant(),
-    _id("subject_id"),
-    Column("blob_id", UUID(as_uuid=True), nullable=False),
-    Column("number", Integer, nullable=False),
-    Column("etag", Text, nullable=False),
-    Column("size_bytes", BigInteger, nullable=False),
-    Column("digest", LargeBinary, nullable=False),
-    PrimaryKeyConstraint("tenant_id", "subject_id", "blob_id", "number"),
+    "blob_id number",
+    *_columns(UUID, "blob_id"),
+    *_columns(Integer, "number"),
+    *_columns(Text, "etag"),
+    *_columns(BigInteger, "size_bytes"),
+    *_columns(LargeBinary, "digest"),
 )
 
-blob_refs = _needed_by_threads("blob_refs", "blob_id")
+_subject_table(
+    "blob_refs",
+    "blob_id thread_id",
+    *_columns(UUID, "blob_id"),
+    *_columns(ID, "thread_id"),
+    _index("blob_refs_by_thread", "tenant_id subject_id thread_id"),
+)
 
-artifacts = Table(
+_subject_table(
     "artifacts",
-    metadata,
-    _tenant(),
-    _id("subject_id"),
-    Column("artifact_id", UUID(as_uuid=True), nullable=False),
-    _id("thread_id"),
-    Column("name_digest", LargeBinary, nullable=False),
-    Column("number", Integer, nullable=False),
-    Column("blob_id", UUID(as_uuid=True), nullable=False),
-    Column("url_epoch", Integer, nullable=False),
-    Column("size_bytes", BigInteger, nullable=False),
-    Column("client_share", Boolean, nullable=False),
-    Column("key_version", Integer, nullable=False),
-    _moment("created_at"),
-    Column("sealed", LargeBinary, nullable=False),
-    PrimaryKeyConstraint("tenant_id", "subject_id", "artifact_id"),
-    Index("artifacts_by_name", "tenant_id", "subject_id", "thread_id", "name_digest", "number", unique=True),
-    Index("artifacts_by_thread", "tenant_id", "subject_id", "thread_id", "artifact_id"),
-    Index("artifacts_by_blob", "tenant_id", "subject_id", "blob_id"),
+    "artifact_id",
+    *_columns(UUID, "artifact_id"),
+    *_columns(ID, "thread_id"),
+    *_columns(LargeBinary, "name_digest"),
+    *_columns(Integer, "number"),
+    *_columns(UUID, "blob_id"),
+    *_columns(Integer, "url_epoch"),
+    *_columns(BigInteger, "size_bytes"),
+    *_columns(Boolean, "client_share"),
+    *_columns(Integer, "key_version"),
+    *_columns(MOMENT, "created_at"),
+    *_columns(LargeBinary, "sealed"),
+    _index("artifacts_by_blob", "tenant_id subject_id blob_id"),
+    _index("artifacts_by_name", "tenant_id subject_id thread_id name_digest number", unique=True),
+    _index("artifacts_by_thread", "tenant_id subject_id thread_id artifact_id"),
 )
 
-artifact_refs = _needed_by_threads("artifact_refs", "artifact_id")
+_subject_table(
+    "artifact_refs",
+    "artifact_id thread_id",
+    *_columns(UUID, "artifact_id"),
+    *_columns(ID, "thread_id"),
+    _index("artifact_refs_by_thread", "tenant_id subject_id thread_id"),
+)
 
-blob_usage = Table(
+_tenant_table(
     "blob_usage",
-    metadata,
-    Column("tenant_id", UUID(as_uuid=True), primary_key=True),
-    Column("bytes", BigInteger, nullable=False),
-    Column("quota_bytes", BigInteger, nullable=True),
-    _moment_from_the_beginning("sweep_after"),
-    _moment_from_the_beginning("walk_after"),
-    Column("swept_at", DateTime(timezone=True), nullable=False, server_default=text("clock_timestamp()")),
-    Column("due_since", DateTime(timezone=True), nullable=True),
-    Column("census", JSONB, nullable=False, server_default=text("'{}'")),
-    Index("blob_usage_by_sweep", "sweep_after"),
+    "",
+    *_columns(BigInteger, "bytes"),
+    *_columns(BigInteger, "quota_bytes", nullable=True),
+    *_columns(MOMENT, "sweep_after", "walk_after", default="'-infinity'"),
+    *_columns(MOMENT, "swept_at", default="clock_timestamp()"),
+    *_columns(MOMENT, "due_since", nullable=True),
+    *_columns(JSONB, "census", default="'{}'"),
+    _index("blob_usage_by_sweep", "sweep_after"),
 )
 
-row_usage = Table(
+_tenant_table(
     "row_usage",
-    metadata,
-    Column("tenant_id", UUID(as_uuid=True), primary_key=True),
-    Column("bytes", BigInteger, nullable=True),
-    Column("quota_bytes", BigInteger, nullable=True),
-    _moment("counted_at", nullable=True),
-    _moment_from_the_beginning("count_after"),
+    "",
+    *_columns(BigInteger, "bytes", "quota_bytes", nullable=True),
+    *_columns(MOMENT, "counted_at", nullable=True),
+    *_columns(MOMENT, "count_after", default="'-infinity'"),
 )
 
-archives = Table(
+_thread_table(
     "archives",
-    metadata,
-    _tenant(),
-    _id("subject_id"),
-    _id("thread_id"),
-    Column("blob_id", UUID(as_uuid=True), nullable=False),
-    Column("activity", BigInteger, nullable=False),
-    Column("key_versions", ARRAY(Integer), nullable=False),
-    Column("client_share", Boolean, nullable=False),
-    Column("checkpoints", Integer, nullable=False),
-    Column("pending_writes", Integer, nullable=False),
-    Column("chunks", Integer, nullable=False),
-    Column("hot_bytes", BigInteger, nullable=False),
-    Column("size_bytes", BigInteger, nullable=False),
-    Column("run_ids", ARRAY(Text(collation="C")), nullable=False),
-    Column("state_schemas", ARRAY(Text(collation="C")), nullable=False),
-    Column("agents", ARRAY(Text(collation="C")), nullable=False),
-    Column("named_ids", LargeBinary, nullable=True),
-    Column("storage_class", Text(collation="C"), nullable=False),
-    _moment("created_at"),
-    Column("key_version", Integer, nullable=False),
-    Column("sealed", LargeBinary, nullable=False),
-    _by_the_database("stored_at"),
-    PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id"),
+    "",
+    *_columns(UUID, "blob_id"),
+    *_columns(BigInteger, "activity"),
+    *_columns(ARRAY(Integer), "key_versions"),
+    *_columns(Boolean, "client_share"),
+    *_columns(Integer, "checkpoints", "pending_writes", "chunks"),
+    *_columns(BigInteger, "hot_bytes", "size_bytes"),
+    *_columns(ARRAY(ID), "run_ids", "state_schemas", "agents"),
+    *_columns(LargeBinary, "named_ids", nullable=True),
+    *_columns(ID, "storage_class"),
+    *_columns(MOMENT, "created_at"),
+    *_columns(Integer, "key_version"),
+    *_columns(LargeBinary, "sealed"),
+    *_columns(MOMENT, "stored_at", nullable=True, default="clock_timestamp()"),
 )
 
-state_schemas = Table(
+_tenant_table(
     "state_schemas",
-    metadata,
-    _tenant(),
-    Column("schema", Text(collation="C"), nullable=False),
-    Column("number", Integer, nullable=False),
-    Column("definition", LargeBinary, nullable=False),
-    _moment("created_at"),
-    Column("mac", LargeBinary, nullable=True),
-    Column("mac_format", SmallInteger, nullable=True),
-    PrimaryKeyConstraint("tenant_id", "schema", "number"),
+    "schema number",
+    *_columns(ID, "schema"),
+    *_columns(Integer, "number"),
+    *_columns(LargeBinary, "definition"),
+    *_columns(MOMENT, "created_at"),
+    *_columns(LargeBinary, "mac", nullable=True),
+    *_columns(SmallInteger, "mac_format", nullable=True),
 )
 
-state_adoptions = Table(
+_tenant_table(
     "state_adoptions",
-    metadata,
-    _tenant(),
-    Column("agent", Text(collation="C"), nullable=False),
-    Column("namespace", Text(collation="C"), nullable=False),
-    Column("number", Integer, nullable=False),
-    Column("state_schema", Text(collation="C"), nullable=False),
-    Column("state_version", Integer, nullable=False),
-    _moment("adopted_at"),
-    Column("mac", LargeBinary, nullable=False),
-    Column("mac_format", SmallInteger, nullable=True),
-    PrimaryKeyConstraint("tenant_id", "agent", "namespace", "number"),
+    "agent namespace number",
+    *_columns(ID, "agent", "namespace"),
+    *_columns(Integer, "number"),
+    *_columns(ID, "state_schema"),
+    *_columns(Integer, "state_version"),
+    *_columns(MOMENT, "adopted_at"),
+    *_columns(LargeBinary, "mac"),
+    *_columns(SmallInteger, "mac_format", nullable=True),
 )
 
-save_policies = Table(
+_tenant_table(
     "save_policies",
-    metadata,
-    _tenant(),
-    _id("agent"),
-    Column("strict", Boolean, nullable=False),
-    _moment("updated_at"),
-    Column("mac", LargeBinary, nullable=False),
-    Column("mac_format", SmallInteger, nullable=True),
-    PrimaryKeyConstraint("tenant_id", "agent"),
+    "agent",
+    *_columns(ID, "agent"),
+    *_columns(Boolean, "strict"),
+    *_columns(MOMENT, "updated_at"),
+    *_columns(LargeBinary, "mac"),
+    *_columns(SmallInteger, "mac_format", nullable=True),
 )
 
-retention = Table(
+_tenant_table(
     "retention",
-    metadata,
-    _tenant(),
-    Column("level", Text, nullable=False),
-    _id("target"),
-    Column("policy", LargeBinary, nullable=False),
-    Column("legal_hold", Boolean, nullable=False),
-    _moment("updated_at"),
-    Column("mac", LargeBinary, nullable=True),
-    Column("mac_format", SmallInteger, nullable=True),
-    PrimaryKeyConstraint("tenant_id", "level", "target"),
+    "level target",
+    *_columns(Text, "level"),
+    *_columns(ID, "target"),
+    *_columns(LargeBinary, "policy"),
+    *_columns(Boolean, "legal_hold"),
+    *_columns(MOMENT, "updated_at"),
+    *_columns(LargeBinary, "mac", nullable=True),
+    *_columns(SmallInteger, "mac_format", nullable=True),
 )
 
-thread_retention = Table(
+_thread_table(
     "thread_retention",
-    metadata,
-    _tenant(),
-    _id("subject_id"),
-    _id("thread_id"),
-    Column("policy", LargeBinary, nullable=False),
-    Column("legal_hold", Boolean, nullable=False),
-    _moment("updated_at"),
-    Column("mac", LargeBinary, nullable=True),
-    Column("mac_format", SmallInteger, nullable=True),
-    PrimaryKeyConstraint("tenant_id", "subject_id", "thread_id"),
+    "",
+    *_columns(LargeBinary, "policy"),
+    *_columns(Boolean, "legal_hold"),
+    *_columns(MOMENT, "updated_at"),
+    *_columns(LargeBinary, "mac", nullable=True),
+    *_columns(SmallInteger, "mac_format", nullable=True),
 )
 
-retention_rounds = Table(
+_tenant_table(
     "retention_rounds",
-    metadata,
-    Column("tenant_id", UUID(as_uuid=True), primary_key=True),
-    _moment_from_the_beginning("due_at"),
-    _moment("lease_until", nullable=True),
-    _moment("started_at", nullable=True),
-    Column("progress", LargeBinary, nullable=True),
-    _moment("thinned_until", nullable=True),
-    Column("finished_at", DateTime(timezone=True), nullable=False, server_default=text("clock_timestamp()")),
-    Column("census", JSONB, nullable=False, server_default=text("'{}'")),
-    Index("retention_rounds_by_due", "due_at"),
+    "",
+    *_columns(MOMENT, "due_at", default="'-infinity'"),
+    *_columns(MOMENT, "lease_until", "started_at", nullable=True),
+    *_columns(LargeBinary, "progress", nullable=True),
+    *_columns(MOMENT, "thinned_until", nullable=True),
+    *_columns(MOMENT, "finished_at", default="clock_timestamp()"),
+    *_columns(JSONB, "census", default="'{}'"),
+    _index("retention_rounds_by_due", "due_at"),
 )
 
-TENANT_TABLES = (
-    tenant_keys,
-    audit_log,
-    audit_heads,
-    jobs,
-    blob_usage,
-    row_usage,
-    state_schemas,
-    state_adoptions,
-    save_policies,
-    retention,
-    retention_rounds,
-)
-SUBJECT_TABLES = (
-    subject_keys,
-    threads,
-    heads,
-    checkpoints,
-    checkpoint_tags,
-    chunks,
-    pending_writes,
-    idempotency,
-    removed_threads,
-    blobs,
-    blob_intents,
-    upload_parts,
-    blob_refs,
-    artifacts,
-    artifact_refs,
-    archives,
-    thread_retention,
-)
+
+# Whose rows belong to a subject.
+SUBJECT_TABLES = tuple(each for each in metadata.tables.values() if "subject_id" in each.primary_key.columns)

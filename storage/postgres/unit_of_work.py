@@ -30,6 +30,7 @@ from storage.scope import AnyScope, OperatorScope, Scope, TenantListing, TenantS
 
 T = TypeVar("T")
 R = TypeVar("R")
+K = TypeVar("K")
 
 # Losing a race against a concurrent writer of the same thread; each attempt sees a fresh snapshot.
 RACES_MAX = 5
@@ -117,41 +118,11 @@ class Observer(Protocol):
 class Silent:
     """An observer that keeps nothing."""
 
-    def pool_wait(self, seconds: float) -> None:
-        """Ignore."""
+    def _ignore(self, *_: object, **__: object) -> None:
+        return
 
-    def commit(self, seconds: float) -> None:
-        """Ignore."""
-
-    def integrity_failure(self) -> None:
-        """Ignore."""
-
-    def root_key_refused(self, reason: str) -> None:
-        """Ignore."""
-
-    def audit_note_dropped(self) -> None:
-        """Ignore."""
-
-    def state_read(self, saved: int, shown: int) -> None:
-        """Ignore."""
-
-    def job_ended(self, kind: str, outcome: str) -> None:
-        """Ignore."""
-
-    def job_waits(self, kind: str, waits_for: str) -> None:
-        """Ignore."""
-
-    def jobs_open(self, found: Mapping[str, OpenJobs]) -> None:
-        """Ignore."""
-
-    def workers_busy(self, count: int) -> None:
-        """Ignore."""
-
-    def worker_lost(self, cause: str) -> None:
-        """Ignore."""
-
-    def too_costly(self) -> None:
-        """Ignore."""
+    pool_wait = commit = integrity_failure = root_key_refused = audit_note_dropped = state_read = _ignore
+    job_ended = job_waits = jobs_open = workers_busy = worker_lost = too_costly = _ignore
 
 
 class Transaction(Session):
@@ -328,6 +299,20 @@ class UnitOfWork:
             except _CONNECTION_LOST:
                 raise CommitUnknown from None
             self._observer.commit(time.perf_counter() - started)
+
+    async def each(self, scope: AnyScope, statement: Statement[K], after: K, limit: int) -> AsyncIterator[K]:
+        """The keys that a statement gives in their order, ``limit`` at a time, each page of a snapshot of its own.
+
+        ``after`` is less than all of them. No snapshot is open while the caller does something about one.
+        """
+        while True:
+            async with self.snapshot(scope) as transaction:
+                page = await transaction.fetch_all(statement, after=after, limit=limit)
+            for key in page:
+                yield key
+            if len(page) < limit:
+                return
+            after = page[-1]
 
     async def ask(self, statement: Statement[R], scope: Scope, **values: object) -> R | None:
         """Run one function that binds ``scope`` and only reads, by itself: one round trip.

@@ -39,11 +39,8 @@ ACTIONS: tuple[Action, ...] = ("archive", "delete", "expire", "thin")
 class Thinning(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Which checkpoints stay when a thread is thinned; what none of these names goes.
 
-    Attributes:
-        every: Checkpoints whose step is a multiple of this.
-        keep_first: So many of the oldest of each namespace.
-        keep_last: So many of the newest of each namespace.
-        keep_statuses: Checkpoints with one of these statuses.
+    ``every`` keeps those whose step is a multiple of it, ``keep_first`` and ``keep_last`` so many of the oldest and of
+    the newest of each namespace, and ``keep_statuses`` those with one of these statuses.
     """
 
     every: int | None = None
@@ -56,16 +53,16 @@ class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     """What one level says; None: nothing.
 
     Attributes:
-        idle_ttl_seconds: Since the last write (or restore). Reads do not count: they write nothing.
-        absolute_ttl_seconds: Since the thread was made.
-        done_ttl_seconds: Since the last write of a thread whose status is ``done``.
-        on_expiry: What happens when one of those is over; where nobody says, ``archive``.
-        checkpoints_max: More than this and a quarter are thinned down to it, the oldest first.
-        thinning: Which checkpoints stay.
-        pending_writes_seconds: Pending writes of checkpoints that nobody resumes from go when they are so old.
+        idle_ttl_seconds: Seconds since the last write or restore. Reads do not count: they write nothing.
+        absolute_ttl_seconds: Seconds since the thread was made.
+        done_ttl_seconds: Seconds since the last write of a thread whose status is ``done``.
+        on_expiry: The act when one of those is over; ``archive`` where no level names one.
+        checkpoints_max: The number of checkpoints that a thread with a quarter more is thinned down to, oldest first.
+        thinning: The checkpoints that stay.
+        pending_writes_seconds: The age at which pending writes go, of checkpoints that nobody resumes from.
         archive_storage_class: The storage class of archives; None: the bucket's own.
-        archive_ttl_seconds: Since the thread was archived; then it is deleted.
-        legal_hold: Nothing is removed, whatever else is said, and whoever asks.
+        archive_ttl_seconds: Seconds since the thread was archived, after which it is deleted.
+        legal_hold: Whether nothing is removed, whatever else is said and whoever asks.
     """
 
     idle_ttl_seconds: int | None = None
@@ -121,17 +118,13 @@ class Effective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known of a thread without opening it.
+    """What is known of a thread without opening it; its moments are the database's.
 
     Attributes:
-        tier: Where its rows are.
-        status: The last one.
-        created_at: When the database got it.
-        updated_at: When the database saw the last write to it, or its being restored.
+        updated_at: The moment of the last write to it, or of its being restored.
         client_share: Whether its checkpoints open only under a share that its client holds.
-        archived_at: When it was archived; None where it is hot.
         changed: Whether it, or what holds for it, changed since it was last thinned.
-        checkpoints: How many it has; None: nobody counted.
+        checkpoints: The number that it has; None: they were not counted.
         writes_due: Whether it has pending writes that are older than the policy wants to keep.
     """
 
@@ -148,12 +141,9 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Something that is due, or will be.
+    """An act that is due, or will be, from the moment ``at`` on; ``reason`` is the policy's field that says so.
 
-    Attributes:
-        action: What to do: ``archive``, ``delete`` (a hot thread), ``expire`` (an archived one), ``thin``.
-        reason: Which field of the policy says so.
-        at: Since when, or from when on.
+    ``delete`` is for a hot thread, ``expire`` for an archived one.
     """
 
     action: Action
@@ -164,9 +154,7 @@ class Plan:
 def check_policy(policy: Policy, storage_classes: frozenset[str]) -> Policy:
     """Return a policy that means something.
 
-    Args:
-        policy: What was sent.
-        storage_classes: Names that ``archive_storage_class`` may be.
+    ``storage_classes`` are the names that ``archive_storage_class`` may be.
 
     Raises:
         InvalidState: what is wrong, and where.
@@ -246,9 +234,7 @@ def _capped(seconds: int | None, ceiling: int | None) -> int | None:
 def resolve(levels: Sequence[Policy], ceilings: Ceilings = NO_CEILINGS) -> Effective:
     """Merge what the levels say, and cap it.
 
-    Args:
-        levels: From the most general (tenant) to the most specific (thread).
-        ceilings: The operator's.
+    ``levels`` go from the most general (tenant) to the most specific (thread).
     """
     merged: dict[str, object] = {}
     for level in levels:
@@ -302,10 +288,7 @@ def too_many(policy: Effective, checkpoints: int | None) -> bool:
 def plan(policy: Effective, facts: Facts, now: datetime) -> Plan | None:
     """What to do with a thread now; None: nothing.
 
-    Args:
-        policy: What holds for it.
-        facts: What is known of it.
-        now: By the database's clock, which its times are from.
+    ``now`` is by the database's clock, which the times of ``facts`` are from.
     """
     due = outlook(policy, facts)
     if due is not None and due.at <= now:

@@ -155,11 +155,7 @@ class TenantPolicies:
 class Examined:
     """A thread as retention sees it.
 
-    Attributes:
-        row: Its clear columns.
-        policy: The policy that holds for it.
-        facts: The facts that the planner was given.
-        plan: The act that is due now; None: there is none.
+    ``plan`` is the act that is due now; None: there is none.
     """
 
     row: FactsRow
@@ -358,12 +354,7 @@ async def examine(
 ) -> Examined | None:
     """Examine a thread at this moment, by the database's clock; None: there is none.
 
-    Args:
-        transaction: The transaction, bound to the scope.
-        control: Checks policies; `ControlRows.ready` came before the transaction.
-        scope: The subject that has the thread.
-        thread_id: The thread.
-        thinned_until: What did not change since then was thinned already; None: nothing was.
+    `ControlRows.ready` came before the transaction. What did not change since ``thinned_until`` was thinned already.
 
     Raises:
         IntegrityFailure: what is said of it was written or edited outside the gateway.
@@ -402,14 +393,6 @@ class RetentionPolicies:
     """The verbs on policies."""
 
     def __init__(self, unit_of_work: UnitOfWork, audit: Audit, pruning: Pruning, control: ControlRows) -> None:
-        """Bind to the database.
-
-        Args:
-            unit_of_work: The way to the rows.
-            audit: The log in which every change is recorded.
-            pruning: Foresees what thinning would remove, for previews.
-            control: Tells rows that a gateway wrote.
-        """
         self._unit_of_work = unit_of_work
         self._audit = audit
         self._pruning = pruning
@@ -439,11 +422,7 @@ class RetentionPolicies:
 
         A damaged policy is superseded, on the record. Whether it held is not known, so the hold must then be given.
 
-        Args:
-            scope: The tenant.
-            agent: The agent; None: all threads.
-            policy: The policy. ``legal_hold`` None leaves the hold as it is.
-            actor: Who sets it, for the audit log.
+        ``agent`` None: all threads. ``legal_hold`` None leaves the hold as it is.
 
         Returns:
             All policies above threads, as they are now.
@@ -550,14 +529,8 @@ class RetentionPolicies:
     ) -> ThreadRetention:
         """Set the policy of one thread; as `put`.
 
-        Args:
-            scope: The subject that has the thread.
-            thread_id: The thread.
-            policy: The policy.
-            actor: Who sets it, for the audit log.
-            check: Told what holds and what would hold, under the thread's lock; what it raises changes nothing. Whether
-                the caller may is the gateway's to know.
-            supersede: Whether the caller may replace what is damaged.
+        ``check`` is told what holds and what would hold, under the thread's lock; what it raises changes nothing.
+        Whether the caller may is the gateway's to know, and ``supersede`` says whether it may replace what is damaged.
 
         Raises:
             InvalidState: it makes no sense, or does not say the hold though it must.
@@ -676,12 +649,9 @@ class RetentionPolicies:
     ) -> PreviewPage:
         """Foresee what a round would do to some of a tenant's threads. It only reads, and all of it of one moment.
 
-        Args:
-            scope: The tenant.
-            now: The moment to ask about; None: this one. Give what the page before said.
-            after: The ``next`` of the page before.
-            draft: A policy of an agent's threads, or (None) of all, to take in the place of the stored one.
-            rows: The number of threads to look at, at most.
+        ``now`` and ``after`` are what the page before said; None: this moment, and the beginning. ``draft`` is a policy
+        of an agent's threads, or (None) of all, to take in the place of the stored one. At most ``rows`` threads are
+        looked at.
 
         Raises:
             InvalidState: the draft makes no sense.

@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 from uuid import UUID
 
 from msgspec import Struct
@@ -29,6 +29,7 @@ from msgspec import Struct
 from crypto import CryptoError, KeyUnavailable
 from storage.administration.audit import GATEWAY_ACTOR, Audit
 from storage.administration.rounds import LeaseLostError, Rounds, Tally, given_back, jittered
+from storage.archive.moving import Archives
 from storage.blobs.store import BlobUnavailable
 from storage.clock import Clock
 from storage.concurrency.turns import Pauses
@@ -47,7 +48,6 @@ from storage.errors import (
     ThreadNotFound,
     Unavailable,
 )
-from storage.model import Removal
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.retention.planner import ACTIONS, Action, Plan
 from storage.retention.policies import (
@@ -94,66 +94,14 @@ _NOT_NOW = (Unavailable, BlobUnavailable, KeyUnavailable, ThreadActive, ThreadAr
 _OUT_OF_REACH = (Unavailable, BlobUnavailable, KeyUnavailable)
 
 
-class ArchivedSize(Protocol):
-    """The answer of archiving, as far as a round counts it."""
-
-    @property
-    def hot_bytes(self) -> int:
-        """Envelopes that left the database."""
-        ...
-
-    @property
-    def created(self) -> bool:
-        """Whether this call archived it."""
-        ...
-
-
-class Archiving(Protocol):
-    """Moving threads to the archive, and out of it for good; see `storage.archive.moving.Archives`."""
-
-    async def archive(
-        self,
-        scope: Scope,
-        thread_id: str,
-        *,
-        actor: str = ...,
-        storage_class: str | None = None,
-        activity: int | None = None,
-    ) -> ArchivedSize:
-        """Archive a thread that is still at this activity."""
-        ...
-
-    async def expire(
-        self,
-        scope: Scope,
-        thread_id: str,
-        *,
-        actor: str = ...,
-        blob_id: UUID | None = None,
-        guard: Guard | None = None,
-    ) -> Removal:
-        """Delete an archived thread, unless the guard forbids it under its lock."""
-        ...
-
-
 @dataclass(slots=True)
 class Round(Tally):
     """What rounds did.
 
-    Attributes:
-        tenants: The number of tenants whose round came to its end.
-        threads: The number of threads that were looked at.
-        archived: The number of threads that were archived.
-        deleted: The number of hot threads that were deleted.
-        expired: The number of archived threads that were deleted.
-        thinned: The number of threads that checkpoints or pending writes were taken from.
-        checkpoints: The number of checkpoints that thinning removed.
-        pending_writes: The number of pending writes that thinning removed.
-        bytes: The size of the envelopes that archiving took from the database, and of the objects of threads that
-            expired.
-        held: The number of threads under a legal hold.
-        left: The number of acts that could not be done now.
-        failed: The number of acts that cannot be done, because what they are about is damaged.
+    ``tenants`` came to the end of their round. ``expired`` threads were deleted from the archive, ``deleted`` ones were
+    hot. ``checkpoints`` and ``pending_writes`` were removed by thinning. ``bytes`` is the size of envelopes that
+    archiving took from the database, and of objects that expired. ``held`` threads are under a legal hold. ``left``
+    acts could not be done now, ``failed`` ones cannot be done, because what they are about is damaged.
     """
 
     tenants: int = 0
@@ -174,16 +122,10 @@ class Round(Tally):
 class RetentionCensus:
     """What there is and what waits, over all tenants that have a policy, as their last rounds left it.
 
-    Attributes:
-        tenants: The number of tenants that have rounds.
-        hot: The number of threads in the database.
-        archive: The number of threads in the archive.
-        held: The number of threads under a legal hold.
-        done: The number of acts that the last round of each tenant did, by action.
-        due: The number of acts that the last rounds left undone, by action.
-        late_seconds: How long the oldest of those has been due; 0: there are none.
-        age_seconds: The time since the last whole round of the tenant that waits longest for one.
-        overdue: The number of tenants whose round should have begun long ago, and did not.
+    ``tenants`` have rounds; threads are ``hot``, in the ``archive``, or ``held``. ``done`` and ``due`` count the acts
+    that the last round of each tenant did and left, by action. ``late_seconds`` is how long the oldest of those has
+    been due (0: there are none), ``age_seconds`` the time since the last whole round of the tenant that waits longest
+    for one. ``overdue`` tenants' rounds should have begun long ago.
     """
 
     tenants: int
@@ -288,28 +230,18 @@ class _Lease:
 
 @dataclass(frozen=True, slots=True)
 class Acts:
-    """The verbs that a round acts with.
-
-    Attributes:
-        threads: Deletes.
-        pruning: Thins.
-        archives: Archives and expires.
-    """
+    """The verbs that a round acts with."""
 
     threads: Threads
     pruning: Pruning
-    archives: Archiving
+    archives: Archives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundLimits:
     """How much a round may do beside everybody's requests.
 
-    Attributes:
-        acts_per_second: The acts of this process in a second, at most.
-        acts_at_once: The acts on one tenant at a time, at most.
-        page_rows: The number of threads that are planned together.
-        slice_seconds: How long a tenant keeps the others waiting.
+    ``page_rows`` threads are planned together; for ``slice_seconds`` a tenant keeps the others waiting.
     """
 
     acts_per_second: float = ACTS_PER_SECOND
@@ -333,16 +265,6 @@ class Retaining(Rounds[Round, RetentionCensus]):
         control: ControlRows,
         limits: RoundLimits = _LIMITS,
     ) -> None:
-        """Bind to what the acts are done by.
-
-        Args:
-            unit_of_work: The way to the rows.
-            audit: Deletions, and what a round came to, are recorded.
-            clock: This process's, which must agree with the database's.
-            acts: Delete, thin, archive and expire.
-            control: Tells policies and holds that a gateway wrote.
-            limits: How much a round may do.
-        """
         super().__init__(unit_of_work, sql.TENANTS_DUE, Round)
         self._audit = audit
         self._clock_check = ClockCheck(unit_of_work, clock)
@@ -356,9 +278,7 @@ class Retaining(Rounds[Round, RetentionCensus]):
     async def tenant(self, tenant_id: UUID, *, now: bool = False) -> Round | None:
         """A slice of a tenant's round; None if its time has not come or another process is at it.
 
-        Args:
-            tenant_id: The tenant.
-            now: Begin at any time, and go on to the end.
+        ``now``: begin at any time, and go on to the end.
 
         Raises:
             Unavailable: the database cannot be reached; what was done is committed.
@@ -551,7 +471,7 @@ class Retaining(Rounds[Round, RetentionCensus]):
                 scope, thread_id, actor=GATEWAY_ACTOR, storage_class=wanted, activity=seen.row.activity
             )
             round_.archived += archived.created
-            round_.bytes += archived.hot_bytes if archived.created else 0
+            round_.bytes += archived.stub.hot_bytes if archived.created else 0
             return archived.created
         if due.action == "expire":
             removal = await self._acts.archives.expire(

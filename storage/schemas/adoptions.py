@@ -239,14 +239,8 @@ class Adoptions:
     ) -> tuple[Adoption, bool]:
         """Say what unversioned state is; the same again is a no-op. Returns it, and whether it is new.
 
-        Args:
-            scope: The tenant.
-            agent: The agent; None: checkpoints that name none.
-            namespace: The pattern of namespaces.
-            schema: The schema that it is of.
-            number: Its version.
-            supersede: Whether to correct an earlier adoption, and to replace a damaged row.
-            actor: The caller, for the audit log.
+        ``agent`` None: checkpoints that name none. ``namespace`` is a pattern. ``supersede``: correct an earlier
+        adoption, and replace a damaged row.
 
         Raises:
             FeatureOff: an older build may run; finish the upgrade first.

@@ -38,8 +38,8 @@ def without_ephemeral(save: Save, ephemeral: frozenset[str]) -> Save:
         return save
     content: FullState | Patch
     if isinstance(save.content, FullState):
-        kept = {name: each for name, each in save.content.channels.items() if name not in ephemeral}
-        content = replace(save.content, channels=kept)
+        lasting = {name: each for name, each in save.content.channels.items() if name not in ephemeral}
+        content = replace(save.content, channels=lasting)
     else:
         content = Patch(
             set={name: each for name, each in save.content.set.items() if name not in ephemeral},
@@ -84,15 +84,13 @@ class Given:
 def given_by(content: FullState | Patch, *, complete: bool = True) -> list[Given]:
     """What a save brings that a JSON Schema is about.
 
-    Args:
-        content: What it brings, without ephemeral channels.
-        complete: Whether a state with all its channels is all that there is, so that ``required`` holds of it.
+    ``complete``: a state with all its channels is all that there is, so that ``required`` holds of it.
     """
     if isinstance(content, FullState):
-        given = {name: each.value for name, each in content.channels.items() if not is_control(name)}
-        looked_into = {name: [value] for name, value in given.items() if value is not None and not value.holes}
-        whole = complete and len(looked_into) == len(given)
-        return [Given("whole" if whole else "some", looked_into, content.root)]
+        values = {name: each.value for name, each in content.channels.items() if not is_control(name)}
+        looked_into = {name: [value] for name, value in values.items() if value is not None and not value.holes}
+        is_whole = complete and len(looked_into) == len(values)
+        return [Given("whole" if is_whole else "some", looked_into, content.root)]
     looked_into = {name: [each] for name, each in content.set.items() if not is_control(name) and not each.holes}
     appended = {
         name: [Value("msgpack", element) for element in elements]

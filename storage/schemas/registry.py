@@ -92,12 +92,9 @@ class SchemaVersion:
 class Known:
     """A schema as it is used: its versions, and what has been learned of them.
 
-    Attributes:
-        schema: Its name.
-        versions: Its versions by number.
-        plain: For each program of a JSON Schema its validator, if it may be used in this process, and the comparisons
-            that checking one value takes.
-        names: What channels are called at other versions, by the two versions and a name.
+    ``plain`` has for each program of a JSON Schema its validator, if it may be used in this process, and the
+    comparisons that checking one value takes; ``names`` what channels are called at other versions, by the two versions
+    and a name.
     """
 
     schema: str
@@ -147,8 +144,8 @@ class Known:
 
 
 def _steps(schema: str, versions: Mapping[int, SchemaVersion]) -> Program:
-    given = {number: each.definition for number, each in versions.items()}
-    texts = {number: StepText(each.up, each.down, each.deployment) for number, each in given.items()}
+    definitions = {number: each.definition for number, each in versions.items()}
+    texts = {number: StepText(each.up, each.down, each.deployment) for number, each in definitions.items()}
     return Program(StepsText(schema, {number: encode_json(each) for number, each in texts.items()}))
 
 
@@ -184,15 +181,6 @@ class StateSchemas:
         control: ControlRows,
         workers: Workers,
     ) -> None:
-        """Bind to the database and to whoever tries what is registered.
-
-        Args:
-            unit_of_work: The way to the rows.
-            audit: The log that every registration is recorded in.
-            clock: The time of registrations.
-            control: The proof of rows that a gateway wrote.
-            workers: The processes that compile what is registered.
-        """
         self._unit_of_work = unit_of_work
         self._audit = audit
         self._clock = clock

@@ -36,9 +36,7 @@ AGENT_SAVE_POLICIES_MAX = 1_000
 class SavePolicy:
     """What is said for the tenant, or for an agent.
 
-    Attributes:
-        strict: Whether a save must name the head it follows; None: there is no policy.
-        updated_at: The moment since which it holds.
+    ``strict`` None: there is no policy.
     """
 
     strict: bool | None = None
@@ -49,10 +47,7 @@ class SavePolicy:
 class TenantSavePolicies:
     """Everything that a tenant says of its saves.
 
-    Attributes:
-        tenant: The policy of all of them.
-        agents: The policies of agents that have one of their own.
-        damaged: The agents whose policies no gateway wrote as they are; an empty one: the tenant's.
+    ``damaged`` has the agents whose policies no gateway wrote as they are; an empty one: the tenant's.
     """
 
     tenant: SavePolicy = SavePolicy()
@@ -65,8 +60,8 @@ class TenantSavePolicies:
 
     def effective(self, agent: str | None) -> bool | None:
         """Whether saves of an agent, to threads of its own, must name the head; None: something damaged decides."""
-        said = {EVERY_AGENT: self.tenant, **self.agents}
-        says = {name: each.strict for name, each in said.items() if each.strict is not None}
+        policies = {EVERY_AGENT: self.tenant, **self.agents}
+        says = {name: each.strict for name, each in policies.items() if each.strict is not None}
         try:
             return Strictness(says=says, damaged=self.damaged).asked_by(agent) is not None
         except IntegrityFailure:
@@ -96,11 +91,7 @@ class SavePolicies:
     ) -> TenantSavePolicies:
         """Say whether saves must name the head they follow; the same again changes nothing. Returns all that is said.
 
-        Args:
-            scope: The tenant.
-            agent: The agent; None: all of them.
-            strict: Whether they must; None takes the policy back.
-            actor: The caller, for the audit log.
+        ``agent`` None: all agents. ``strict`` None takes the policy back.
 
         Raises:
             FeatureOff: an older build may run; finish the upgrade first.

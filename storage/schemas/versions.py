@@ -147,11 +147,7 @@ def convertible(checkpoint: Checkpoint) -> dict[str, Value]:
 def converted_checkpoint(checkpoint: Checkpoint, made: Made, delta_channels: Iterable[str], wanted: int) -> Checkpoint:
     """The checkpoint at another version, its writes as they were.
 
-    Args:
-        checkpoint: The checkpoint as it was stored, with its channels.
-        made: The channels that became of those.
-        delta_channels: The names that became of those of its delta channels.
-        wanted: The version.
+    ``made`` are the channels that became of the stored ones, ``delta_channels`` the names that became of those.
     """
     channels = checkpoint.channels or {}
     gone = [each.version for name, each in channels.items() if not is_control(name) and name not in made]

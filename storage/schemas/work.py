@@ -87,14 +87,7 @@ class StateWork:
     ) -> tuple[dict[str, tuple[Value, str | None]], list[list[str]]]:  # fmt: skip
         """Channels at another version, each with the name of the given one that it is unchanged, or None.
 
-        Args:
-            scope: The subject, whose tenant the work counts for.
-            known: The schema of the state.
-            saved: The version that it was saved at.
-            wanted: The version that the reader knows.
-            channels: The state, or the one channel of a pending write.
-            partial: Whether it is a pending write.
-            names: Names to tell what becomes of, as `names` does.
+        ``partial``: the one channel is a pending write's. ``names`` are names to tell what becomes of, as `names` does.
 
         Raises:
             StateTooNew: no steps lead there.

@@ -224,11 +224,7 @@ class Workers:
     ) -> tuple[Answer, list[bytes]]:
         """Have a task done when the tenant's turn comes.
 
-        Args:
-            tenant_id: The tenant that the task counts for.
-            program: The program that the request names.
-            request: The task.
-            values: The values that travel beside it.
+        ``program`` is the one that the request names; ``values`` travel beside the request.
 
         Raises:
             TooCostly: it takes more time or memory than a task may.

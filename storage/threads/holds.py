@@ -108,11 +108,7 @@ def _unknown(agents: frozenset[str]) -> IntegrityFailure:
 async def refuse_held(transaction: Transaction, control: ControlRows, scope: Scope, thread_id: str) -> None:
     """Refuse to remove anything of a thread that is held; the transaction must be the one that would.
 
-    Args:
-        transaction: Bound to the scope.
-        control: Checks what is said; `ControlRows.ready` came before the transaction.
-        scope: Whose thread.
-        thread_id: Which.
+    `ControlRows.ready` came before the transaction.
 
     Raises:
         LegalHold: it is.

@@ -52,10 +52,10 @@ from storage.threads.holds import refuse_held
 from storage.threads.thinning import (
     AllButLatest,
     ByRule,
+    CheckpointRef,
     Choice,
     Entry,
     OfRuns,
-    Place,
     StaleError,
     ThinningRule,
     children_first,
@@ -90,9 +90,9 @@ class _Gone(Exception):
 class _WrittenMeanwhile(Exception):
     """Somebody wrote to checkpoints that were to go."""
 
-    def __init__(self, places: set[Place]) -> None:
+    def __init__(self, refs: set[CheckpointRef]) -> None:
         super().__init__()
-        self.places = places
+        self.refs = refs
 
 
 @dataclass(slots=True)
@@ -126,9 +126,9 @@ class Plan:
     sealer: Sealer
     incarnation: bytes
     thread: dict[str, _Namespace]
-    writes: dict[Place, list[MemberRow]]
+    writes: dict[CheckpointRef, list[MemberRow]]
     written: LiveSet
-    newest_write: dict[Place, datetime]
+    newest_write: dict[CheckpointRef, datetime]
     members: list[bytes]
     fresh: list[tuple[str, Entry]] = field(default_factory=list)
     news: set[bytes] = field(default_factory=set)
@@ -186,7 +186,7 @@ class _Locked:
         self.thread_id = request.thread_id
         self.thread = thread
         self.heads: dict[str, HeadRow] = {}
-        self.taken: list[Place] = []
+        self.taken: list[CheckpointRef] = []
         self.writes_taken = 0
         self.moved: dict[str, tuple[str, HeadSeal]] = {}
         self.ended: list[str] = []
@@ -204,9 +204,9 @@ class _Locked:
         self.written_after = self.written_after.part(self.plan.sum_of(planned))
         self.writes_taken += len(writes)
 
-    async def writes_at(self, places: Collection[Place]) -> list[MemberRow]:
+    async def writes_at(self, refs: Collection[CheckpointRef]) -> list[MemberRow]:
         """The pending writes that checkpoints have now."""
-        names, ids = _columns(places)
+        names, ids = _columns(refs)
         return await self.transaction.fetch_all(
             sql.WRITES_AT, thread_id=self.thread_id, namespaces=names, checkpoint_ids=ids
         )
@@ -233,13 +233,8 @@ class Pruning:
     ) -> Removal:
         """Keep each namespace's head and what it is rebuilt from; finished calls of sub-agents go whole.
 
-        Nothing happens if there is no such thread. What is finished: `storage.threads.thinning.finished_calls`.
-
-        Args:
-            scope: Whose thread.
-            thread_id: Which.
-            guard: May forbid it.
-            share: The client's, if the thread was made under one; else it is not used.
+        Nothing happens if there is no such thread. `storage.threads.thinning.finished_calls` says what is finished;
+        ``guard`` may forbid it.
 
         Raises:
             ClientShareRequired, ClientShareWrong: the thread needs a share, or another one.
@@ -301,9 +296,9 @@ class Pruning:
                 plan = await self._plan(transaction, request, sealer)
             found = _Removed()
             if plan is not None:
-                places = [(name, each) for name, some in _doomed(plan, ByRule(rule)).items() for each in some]
-                found.checkpoints = len(places)
-                found.pending_writes = sum(len(plan.writes.get(place, ())) for place in places)
+                refs = [(name, each) for name, some in _doomed(plan, ByRule(rule)).items() for each in some]
+                found.checkpoints = len(refs)
+                found.pending_writes = sum(len(plan.writes.get(ref, ())) for ref in refs)
             return found.removal()
 
         try:
@@ -376,7 +371,7 @@ class Pruning:
                 if choice.takes_all:
                     raise StaleError from None
                 spared = {
-                    (name, each) for name, each in self._with_theirs(plan, late.places) if each in plan.doomed[name]
+                    (name, each) for name, each in self._with_theirs(plan, late.refs) if each in plan.doomed[name]
                 }
             else:
                 queue = queue[len(batch) :]
@@ -394,31 +389,31 @@ class Pruning:
         await self._collect(request, plan, chunks)
         await self._drop_references(request, plan)
 
-    def _queue(self, plan: Plan) -> list[Place]:
+    def _queue(self, plan: Plan) -> list[CheckpointRef]:
         return [
             (name, each)
             for name, some in plan.doomed.items()
             for each in children_first(plan.thread[name].entries, some)
         ]
 
-    def _next_batch(self, plan: Plan, queue: Sequence[Place]) -> list[Place]:
-        batch: list[Place] = []
+    def _next_batch(self, plan: Plan, queue: Sequence[CheckpointRef]) -> list[CheckpointRef]:
+        batch: list[CheckpointRef] = []
         rows = 0
-        for place in queue:
-            rows += 1 + len(plan.writes.get(place, ()))
+        for ref in queue:
+            rows += 1 + len(plan.writes.get(ref, ()))
             if batch and rows > self._batch_rows:
                 break
-            batch.append(place)
+            batch.append(ref)
         return batch
 
     @staticmethod
-    def _with_theirs(plan: Plan, places: set[Place]) -> set[Place]:
-        """These places with all that has to stay with them."""
-        result = set(places)
-        for name in {name for name, _ in places}:
+    def _with_theirs(plan: Plan, refs: set[CheckpointRef]) -> set[CheckpointRef]:
+        """These checkpoints with all that has to stay with them."""
+        result = set(refs)
+        for name in {name for name, _ in refs}:
             known = plan.thread.get(name)
             if known is not None:
-                kept = {each for at, each in places if at == name and each in known.entries}
+                kept = {each for at, each in refs if at == name and each in known.entries}
                 result.update((name, each) for each in closed(known.entries, kept))
         return result
 
@@ -440,10 +435,10 @@ class Pruning:
         compare_namespaces(sealer, thread, [each.namespace for each in heads])
         plan = Plan(sealer, thread.incarnation, {}, {}, thread.writes, {}, [])
         for each in await transaction.fetch_all(sql.WRITES, thread_id=request.thread_id):
-            write, place = each.member_row, (each.namespace, each.checkpoint_id)
-            plan.writes.setdefault(place, []).append(write)
+            write, ref = each.member_row, (each.namespace, each.checkpoint_id)
+            plan.writes.setdefault(ref, []).append(write)
             plan.members.append(write.member)
-            plan.newest_write[place] = max(each.stored_at, plan.newest_write.get(place, each.stored_at))
+            plan.newest_write[ref] = max(each.stored_at, plan.newest_write.get(ref, each.stored_at))
         written = await check_writes(sealer, (each for some in plan.writes.values() for each in some), thread)
         for at in heads:
             head = open_own_head(sealer, request.thread_id, thread, at)
@@ -511,18 +506,18 @@ class Pruning:
     async def _news(self, locked: _Locked, namespace: str, known: _Namespace, live: LiveSet) -> list[OpenedCheckpoint]:
         """The checkpoints that the plan does not know; those that it knows in vain are taken out of it."""
         sealer, more = locked.plan.sealer, live.count - known.live.count
-        place = {"thread_id": locked.thread_id, "namespace": namespace}
+        where = {"thread_id": locked.thread_id, "namespace": namespace}
         if 0 < more <= _NEWEST_ROWS_MAX:
-            rows = await locked.transaction.fetch_all(sql.NEWEST, **place, limit=more)
+            rows = await locked.transaction.fetch_all(sql.NEWEST, **where, limit=more)
             found = [open_checkpoint(sealer, row) for row in rows if row.checkpoint_id not in known.entries]
             if known.live.join(_live(found)) == live:
                 return found
         # Saved out of order, or others removed something, too: compare ids, all of them.
-        present = {*await locked.transaction.fetch_all(sql.CHECKPOINT_IDS, **place)}
+        present = {*await locked.transaction.fetch_all(sql.CHECKPOINT_IDS, **where)}
         entries = {each: entry for each, entry in known.entries.items() if each in present}
         found = []
         for some in _parts(sorted(present - entries.keys()), _READ_ROWS):
-            rows = await locked.transaction.fetch_all(sql.CHECKPOINTS, **place, checkpoint_ids=some)
+            rows = await locked.transaction.fetch_all(sql.CHECKPOINTS, **where, checkpoint_ids=some)
             found += [open_checkpoint(sealer, row) for row in rows]
         total = _live(found)
         for entry in entries.values():
@@ -533,11 +528,11 @@ class Pruning:
         known.entries = entries
         return found
 
-    def _spared(self, locked: _Locked, choice: Choice) -> set[Place]:
+    def _spared(self, locked: _Locked, choice: Choice) -> set[CheckpointRef]:
         """Which of those that are to go came to be needed."""
         plan = locked.plan
         doomed = plan.doomed
-        spared: set[Place] = set()
+        spared: set[CheckpointRef] = set()
         for name in {name for name, _ in plan.fresh}.intersection(plan.thread):
             fresh = [entry for at, entry in plan.fresh if at == name]
             entries = plan.thread[name].entries
@@ -550,26 +545,22 @@ class Pruning:
                 for name, some in doomed.items()
                 if name in locked.heads and name not in ended and locked.heads[name].head_id in some
             }
-            spared.update(place for place in self._with_theirs(plan, heads) if place[1] in doomed[place[0]])
+            spared.update(ref for ref in self._with_theirs(plan, heads) if ref[1] in doomed[ref[0]])
         return spared
-
-    @staticmethod
-    def _is_there(plan: Plan, place: Place) -> bool:
-        known = plan.thread.get(place[0])
-        return known is not None and place[1] in known.entries
 
     async def _remove_batch(
         self,
         request: _Request,
         plan: Plan,
         choice: Choice,
-        batch: Sequence[Place],
+        batch: Sequence[CheckpointRef],
         chunks: list[bytes] | None,
-    ) -> set[Place]:
+    ) -> set[CheckpointRef]:
         """Remove a batch, and with the last one the chunks that go with it; returns what was spared."""
         async with self._locked(request, plan) as locked:
             spared = self._spared(locked, choice)
-            batch = [each for each in batch if each not in spared and self._is_there(plan, each)]
+            here = plan.thread
+            batch = [at for at in batch if at not in spared and at[0] in here and at[1] in here[at[0]].entries]
             if batch:
                 await self._delete(locked, batch)
             if chunks is not None and not spared:
@@ -578,16 +569,16 @@ class Pruning:
         plan.fresh.clear()
         return spared
 
-    async def _delete(self, locked: _Locked, batch: Sequence[Place]) -> None:
+    async def _delete(self, locked: _Locked, batch: Sequence[CheckpointRef]) -> None:
         plan, transaction = locked.plan, locked.transaction
         names, ids = _columns(batch)
-        place = {"thread_id": locked.thread_id, "namespaces": names, "checkpoint_ids": ids}
-        found: dict[Place, list[MemberRow]] = {}
-        for write in await transaction.fetch_all(sql.DELETE_WRITES_OF, **place):
+        where = {"thread_id": locked.thread_id, "namespaces": names, "checkpoint_ids": ids}
+        found: dict[CheckpointRef, list[MemberRow]] = {}
+        for write in await transaction.fetch_all(sql.DELETE_WRITES_OF, **where):
             found.setdefault((write.namespace, write.checkpoint_id), []).append(write)
         self._compare_with_plan(plan, batch, found)
         locked.take_writes([each for some in found.values() for each in some])
-        if len(await transaction.fetch_all(sql.DELETE_CHECKPOINTS, **place)) != len(batch):
+        if len(await transaction.fetch_all(sql.DELETE_CHECKPOINTS, **where)) != len(batch):
             raise IntegrityFailure("checkpoints were taken from this thread outside the gateway")
         locked.taken = list(batch)
         moved: list[tuple[str, str, int, bytes]] = []
@@ -618,14 +609,14 @@ class Pruning:
         await locked.touch(self._access.clock.now() if locked.request.touches else None)
 
     def _compare_with_plan(
-        self, plan: Plan, batch: Sequence[Place], found: Mapping[Place, Collection[MemberRow]]
+        self, plan: Plan, batch: Sequence[CheckpointRef], found: Mapping[CheckpointRef, Collection[MemberRow]]
     ) -> None:
         """What was planned to go must be what goes: else an acknowledged write would go unread.
 
         Raises:
             _WrittenMeanwhile: it is not.
         """
-        late = {place for place in batch if set(found.get(place, ())) != set(plan.writes.get(place, ()))}
+        late = {ref for ref in batch if set(found.get(ref, ())) != set(plan.writes.get(ref, ()))}
         if late:
             raise _WrittenMeanwhile(late)
 
@@ -690,13 +681,10 @@ class Pruning:
         """Remove those of these chunks that nothing came to name since they were found to be garbage."""
         await self._learn_of_writes(locked)
         await self._follow(locked)
-        named = self._named(locked)
+        named = locked.plan.news
         return await locked.transaction.run(
             sql.COLLECT, thread_id=locked.thread_id, piece_ids=[each for each in chunks if each not in named]
         )
-
-    def _named(self, locked: _Locked) -> set[bytes]:
-        return locked.plan.news
 
     async def _follow(self, locked: _Locked) -> None:
         """Learn what the index pieces among those that came to be named name themselves."""
@@ -734,14 +722,14 @@ class Pruning:
             plan = await self._plan(transaction, request, sealer)
         if plan is None:
             return
-        old = {place for place, newest in plan.newest_write.items() if newest < older_than}
+        old = {ref for ref, newest in plan.newest_write.items() if newest < older_than}
         queue = sorted(writes_that_may_go(plan.thread, old))
         while queue:
             batch = self._next_batch(plan, queue)
             async with self._locked(request, plan) as locked:
                 held = await self._needed_now(locked, batch)
                 going = [each for each in batch if each not in held]
-                writes = [each for place in going for each in plan.writes[place]]
+                writes = [each for ref in going for each in plan.writes[ref]]
                 if writes:
                     removed = await locked.transaction.fetch_all(
                         sql.DELETE_WRITES,
@@ -762,8 +750,8 @@ class Pruning:
         await self._collect(request, plan, self._chunk_batches(garbage))
         await self._drop_references(request, plan)
 
-    async def _needed_now(self, locked: _Locked, batch: Sequence[Place]) -> set[Place]:
-        """Which of these places' writes came to be needed: a head's, a fresh delta line's, those of a task at work."""
+    async def _needed_now(self, locked: _Locked, batch: Sequence[CheckpointRef]) -> set[CheckpointRef]:
+        """Which of these checkpoints' writes are needed by now: a head's, a fresh delta line's, a working task's."""
         plan = locked.plan
         held = {(name, row.head_id) for name, row in locked.heads.items()}
         for name in {name for name, _ in plan.fresh}.intersection(plan.thread):
@@ -771,10 +759,10 @@ class Pruning:
             held.update((name, each) for each in needed(plan.thread[name].entries, fresh))
             held.update((name, each.checkpoint_id) for each in fresh)
         if locked.written_before != plan.written:
-            found: dict[Place, set[MemberRow]] = {}
+            found: dict[CheckpointRef, set[MemberRow]] = {}
             for write in await locked.writes_at(batch):
                 found.setdefault((write.namespace, write.checkpoint_id), set()).add(write)
-            held.update(place for place in batch if found.get(place) != set(plan.writes[place]))
+            held.update(ref for ref in batch if found.get(ref) != set(plan.writes[ref]))
         return held
 
 
@@ -789,7 +777,7 @@ def sum_of_removals(one: Removal, other: Removal) -> Removal:
 
 def _doomed(plan: Plan, choice: Choice) -> dict[str, set[str]]:
     since = choice.rule.writes_since if isinstance(choice, ByRule) else None
-    written = set() if since is None else {place for place, newest in plan.newest_write.items() if newest >= since}
+    written = set() if since is None else {ref for ref, newest in plan.newest_write.items() if newest >= since}
     return choice.doomed(plan.thread, written)
 
 
@@ -810,7 +798,7 @@ def _entry(opened: OpenedCheckpoint) -> Entry:
     )
 
 
-def _outer(parents: Any) -> tuple[Place, ...]:
+def _outer(parents: Any) -> tuple[CheckpointRef, ...]:
     """What a sub-agent's metadata says about the namespaces around it; whoever writes something else says nothing."""
     if not isinstance(parents, dict):
         return ()
@@ -828,10 +816,10 @@ async def _walk(
     transaction: Transaction, thread_id: str, sealer: Sealer, namespace: str
 ) -> AsyncIterator[OpenedCheckpoint]:
     """All checkpoints of a namespace, opened; other requests of this process have their turn in between."""
-    place = {"thread_id": thread_id, "namespace": namespace}
-    ids = await transaction.fetch_all(sql.CHECKPOINT_IDS, **place)
+    where = {"thread_id": thread_id, "namespace": namespace}
+    ids = await transaction.fetch_all(sql.CHECKPOINT_IDS, **where)
     for some in _parts(ids, _READ_ROWS):
-        found = await transaction.fetch_all(sql.CHECKPOINTS, **place, checkpoint_ids=some)
+        found = await transaction.fetch_all(sql.CHECKPOINTS, **where, checkpoint_ids=some)
         for number, row in enumerate(found):
             if number % _TURN_ROWS == 0:
                 await asyncio.sleep(0)
@@ -847,8 +835,8 @@ async def _garbage(
     )
 
 
-def _columns(places: Collection[Place]) -> tuple[list[str], list[str]]:
-    return [name for name, _ in places], [each for _, each in places]
+def _columns(refs: Collection[CheckpointRef]) -> tuple[list[str], list[str]]:
+    return [name for name, _ in refs], [each for _, each in refs]
 
 
 def _parts(items: Sequence[str], count: int) -> list[Sequence[str]]:

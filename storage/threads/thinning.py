@@ -22,7 +22,7 @@ HYSTERESIS = 1.25
 # Sources of a checkpoint that say: its parent is an older one on purpose (LangGraph's words).
 FORKING_SOURCES = frozenset({"fork", "update"})
 
-Place = tuple[str, str]
+CheckpointRef = tuple[str, str]
 """A namespace and a checkpoint id."""
 
 
@@ -41,7 +41,7 @@ class Entry:
     channels: frozenset[str]
     delta_channels: tuple[str, ...]
     # Of a sub-agent's: what the namespaces around it stood at as it began, by namespace (LangGraph's `parents`).
-    outer: tuple[Place, ...] = ()
+    outer: tuple[CheckpointRef, ...] = ()
 
     @property
     def waits(self) -> bool:
@@ -223,8 +223,8 @@ class ThinningRule:
     def _chooses(self) -> bool:
         return self.every is not None or bool(self.keep_first or self.keep_last or self.keep_statuses)
 
-    def doomed(self, thread: Mapping[str, Known], written: Collection[Place]) -> dict[str, set[str]]:
-        """The checkpoints that go, by namespace. ``written``: places with a write that ``writes_since`` keeps."""
+    def doomed(self, thread: Mapping[str, Known], written: Collection[CheckpointRef]) -> dict[str, set[str]]:
+        """The checkpoints that go, by namespace. ``written``: those with a write that ``writes_since`` keeps."""
         firm: dict[str, set[str]] = {}
         kept: dict[str, set[str]] = {}
         for namespace, known in thread.items():
@@ -239,7 +239,7 @@ class ThinningRule:
         doomed = {namespace: set(known.entries) - kept[namespace] for namespace, known in thread.items()}
         return {namespace: some for namespace, some in doomed.items() if some}
 
-    def _firm(self, namespace: str, known: Known, written: Collection[Place]) -> set[str]:
+    def _firm(self, namespace: str, known: Known, written: Collection[CheckpointRef]) -> set[str]:
         entries = known.entries
         ordered = sorted(entries)
         firm = {known.head_id} | unanswered(entries)
@@ -286,7 +286,7 @@ class Choice(Protocol):
         """Whether all of it has to go, a head, too, and what is written to meanwhile. Else that stays."""
         ...
 
-    def doomed(self, thread: Mapping[str, Known], written: Collection[Place]) -> dict[str, set[str]]:
+    def doomed(self, thread: Mapping[str, Known], written: Collection[CheckpointRef]) -> dict[str, set[str]]:
         """The checkpoints that go, by namespace."""
         ...
 
@@ -317,7 +317,7 @@ class AllButLatest:
 
     takes_all = False
 
-    def doomed(self, thread: Mapping[str, Known], written: Collection[Place]) -> dict[str, set[str]]:
+    def doomed(self, thread: Mapping[str, Known], written: Collection[CheckpointRef]) -> dict[str, set[str]]:
         """As `Choice.doomed`."""
         del written
         doomed = {}
@@ -346,7 +346,7 @@ class OfRuns:
     run_ids: frozenset[str]
     takes_all = True
 
-    def doomed(self, thread: Mapping[str, Known], written: Collection[Place]) -> dict[str, set[str]]:
+    def doomed(self, thread: Mapping[str, Known], written: Collection[CheckpointRef]) -> dict[str, set[str]]:
         """As `Choice.doomed`.
 
         Raises:
@@ -384,7 +384,7 @@ class ByRule:
     rule: ThinningRule
     takes_all = False
 
-    def doomed(self, thread: Mapping[str, Known], written: Collection[Place]) -> dict[str, set[str]]:
+    def doomed(self, thread: Mapping[str, Known], written: Collection[CheckpointRef]) -> dict[str, set[str]]:
         """As `Choice.doomed`."""
         return self.rule.doomed(thread, written)
 
@@ -398,8 +398,8 @@ class ByRule:
         return spared_by(entries, doomed, fresh)
 
 
-def writes_that_may_go(thread: Mapping[str, Known], places: Iterable[Place]) -> set[Place]:
-    """Those of these places of pending writes whose writes nothing needs.
+def writes_that_may_go(thread: Mapping[str, Known], refs: Iterable[CheckpointRef]) -> set[CheckpointRef]:
+    """Those of these checkpoints whose pending writes nothing needs.
 
     Not a head's; not those of a checkpoint that a delta channel is rebuilt from, because they are its state; not those
     of an interrupt that nobody has answered; and of a checkpoint that is not there only where the head has a greater
@@ -411,6 +411,6 @@ def writes_that_may_go(thread: Mapping[str, Known], places: Iterable[Place]) -> 
     }
     return {
         (namespace, checkpoint_id)
-        for namespace, checkpoint_id in places
+        for namespace, checkpoint_id in refs
         if namespace in thread and checkpoint_id not in held[namespace] and checkpoint_id < thread[namespace].head_id
     }

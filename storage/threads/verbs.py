@@ -180,10 +180,7 @@ class Threads:
     async def delete(self, scope: Scope, thread_id: str, *, guard: Guard | None = None) -> Removal:
         """Remove a thread with everything in it; a client-held share is not needed for that.
 
-        Args:
-            scope: Whose.
-            thread_id: Which.
-            guard: Asked under the thread's lock; what it raises leaves the thread as it is.
+        ``guard`` is asked under the thread's lock; what it raises leaves the thread as it is.
 
         Raises:
             LegalHold: somebody must keep it.
@@ -359,14 +356,8 @@ async def remove_thread(
     What is damaged, or sealed under keys that are gone, can be removed, too; but then nothing proves that a request did
     it, and whoever holds a token of the thread is told.
 
-    Args:
-        transaction: The caller's, who drops the thread's references in it afterwards (`BlobLedger.drop`).
-        control: Checks what is said of holds.
-        scope: Whose.
-        sealer: Of the scope, if its keys open.
-        thread_id: The thread.
-        now: Wall time.
-        guard: Asked under the thread's lock; what it raises leaves the thread as it is.
+    The caller drops the thread's references in the same transaction afterwards (`BlobLedger.drop`). ``sealer`` is of
+    the scope, if its keys open. ``guard`` is asked under the thread's lock; what it raises leaves the thread as it is.
 
     Returns:
         What was removed; `NOTHING` if there is no such thread.
@@ -394,16 +385,7 @@ async def remove_thread(
 
 
 class _Copy(msgspec.Struct, frozen=True):
-    """A copy of a thread, in one transaction.
-
-    Attributes:
-        transaction: The transaction, which sees one moment.
-        scope: The scope of both threads.
-        sealer: The scope's.
-        source: The thread that is copied.
-        target: The thread that is made.
-        now: The moment at which it is made.
-    """
+    """A copy of a thread, in one transaction."""
 
     transaction: Transaction
     scope: Scope

@@ -28,10 +28,6 @@ _Place = tuple[str, str]
 class ColdRows:
     """The rows of one archived thread. Nothing in them is opened.
 
-    Args:
-        thread_id: The thread.
-        rows: Its rows, as the archive has them.
-
     Raises:
         IntegrityFailure: A row is of another thread, or two have one primary key.
     """

@@ -15,12 +15,7 @@ from storage.tiers.rows import Reference, Search, WritePlace
 
 
 class HotListing:
-    """Checkpoints of a thread, or of all hot threads of a subject.
-
-    Args:
-        transaction: Bound to the subject's scope.
-        thread_id: The thread; None: all.
-    """
+    """Checkpoints of a thread, or of all hot threads of a subject."""
 
     def __init__(self, transaction: Transaction, thread_id: str | None) -> None:
         self._transaction = transaction
@@ -76,12 +71,7 @@ class HotListing:
 
 
 class HotRows(HotListing):
-    """The rows of one thread.
-
-    Args:
-        transaction: Bound to the subject's scope.
-        thread_id: The thread.
-    """
+    """The rows of one thread."""
 
     def __init__(self, transaction: Transaction, thread_id: str) -> None:
         super().__init__(transaction, thread_id)

@@ -47,10 +47,8 @@ State = Literal["ready", "thawing", "frozen"]
 class Readiness:
     """Whether an archive's object can be read, and when it is worth asking again.
 
-    Attributes:
-        state: By what the object store says of it.
-        retry_after_seconds: 0 when it can be read. Of a frozen one how long a thaw takes, at most, once begun.
-        thaw_seconds: How long a thaw takes at most; 0 where none is needed.
+    ``retry_after_seconds`` is 0 when it can be read; of a frozen one it is how long a thaw takes at most.
+    ``thaw_seconds`` is that, too, and 0 where none is needed.
     """
 
     state: State
@@ -73,16 +71,12 @@ class ArchiveObjects:
 
     async def stub(self, transaction: Transaction, thread_id: str) -> Stub | None:
         """What the thread's row of archives says, or None if it is not archived."""
-        row = await transaction.fetch_one(sql.STUB, thread_id=thread_id)
-        return None if row is None else row.stub
+        return await transaction.fetch_one(sql.STUB, thread_id=thread_id)
 
     async def rows(self, scope: Scope, sealer: Sealer, stub: Stub) -> ThreadRows:
         """All rows of an archive; no transaction is open meanwhile.
 
-        Args:
-            scope: Whose thread it is.
-            sealer: Of the scope, with or without the client's share: the archive itself never takes one.
-            stub: As `stub` gave it, in a snapshot that has ended.
+        The sealer may or may not have the client's share: the archive itself never takes one.
 
         Raises:
             ThreadArchived: The object has to be thawed first, or is being thawed.

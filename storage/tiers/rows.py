@@ -51,11 +51,7 @@ class Listing(Protocol):
     ) -> list[CheckpointRow]:
         """Checkpoints, newest first, that are not excluded by the query's clear columns or by a tag.
 
-        Args:
-            query: What is asked of each.
-            search: By which tags.
-            after: The id, thread and namespace of the checkpoint to go on after; None: begin with the newest.
-            limit: How many at most.
+        ``after`` is the id, thread and namespace of the checkpoint to go on after; None: begin with the newest.
         """
 
     async def stored(self, references: Collection[Reference]) -> set[Reference]:

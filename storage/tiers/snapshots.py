@@ -27,11 +27,7 @@ class ThreadElsewhere(Exception):
 class Snapshot(msgspec.Struct, frozen=True):
     """One thread at one moment.
 
-    Attributes:
-        transaction: The transaction, bound to the subject's scope.
-        thread_id: The thread.
-        rows: Its rows that move between tiers.
-        is_archived: Whether those are the ones of its archive.
+    ``rows`` are those that move between tiers; ``is_archived``: they are the ones of its archive.
     """
 
     transaction: Transaction
@@ -74,32 +70,22 @@ class Snapshot(msgspec.Struct, frozen=True):
     async def load(self, namespace: str, checkpoint_id: str | None, *, with_state: bool) -> LoadedRows | None:
         """A checkpoint, or the head's, with everything that a load needs; None: the namespace has no head.
 
-        Args:
-            namespace: The namespace.
-            checkpoint_id: The checkpoint; None: the head.
-            with_state: Whether pending writes, pieces and members are wanted.
+        ``checkpoint_id`` None: the head. ``with_state``: pending writes, pieces and members are wanted.
         """
-        row = await self.transaction.fetch_one(
+        found = await self.transaction.fetch_one(
             sql.LOAD,
             thread_id=self.thread_id,
             namespace=namespace,
             checkpoint_id=checkpoint_id,
             with_state=with_state,
         )
-        if row is None:
-            return None
-        found = row.loaded
-        if not self.is_archived:
+        if found is None or not self.is_archived:
             return found
         return await load_from(self.rows, found, namespace, checkpoint_id, with_state=with_state)
 
 
 class SubjectSnapshot(msgspec.Struct, frozen=True):
-    """All hot threads of a subject at one moment.
-
-    Attributes:
-        transaction: The transaction, bound to the subject's scope.
-    """
+    """All hot threads of a subject at one moment."""
 
     transaction: Transaction
 
@@ -121,12 +107,7 @@ async def load_from(
 ) -> LoadedRows:
     """What a load finds where not all rows are in the database: its seals, with what ``rows`` has.
 
-    Args:
-        rows: The thread's rows, wherever they are.
-        stored: What the database found.
-        namespace: The namespace.
-        checkpoint_id: The checkpoint; None: the head.
-        with_state: Whether pending writes, pieces and members are wanted.
+    ``checkpoint_id`` None: the head. ``with_state``: pending writes, pieces and members are wanted.
     """
     found = await rows.checkpoint(namespace, stored.head_id if checkpoint_id is None else checkpoint_id)
     is_newer = await rows.next_checkpoint(namespace, stored.head_id) is not None

@@ -26,8 +26,7 @@ def _merged(
 class UnionRows:
     """The rows of several sources.
 
-    Args:
-        sources: Where they are, in the order in which they are asked by name.
+    They are asked by name in their order.
     """
 
     def __init__(self, *sources: Rows) -> None:

@@ -37,7 +37,8 @@ from storage.access.completeness import (
 )
 from storage.access.strictness import EVERY_AGENT
 from storage.administration.audit import Audit
-from storage.administration.jobs import CANCELLED, LEASE_SECONDS, Jobs, Lease, LeaseLostError, Slice
+from storage.administration.jobs import CANCELLED, LEASE_SECONDS, Jobs, Lease, Slice
+from storage.administration.rounds import LeaseLostError
 from storage.artifacts.rows import ArtifactRows
 from storage.blobs.keyspace import BlobLocation
 from storage.control.rows import Proof
@@ -268,19 +269,7 @@ def _adoption_record(adoption: Adoption) -> AdoptionRecord:
 
 @dataclass(frozen=True, slots=True)
 class TransferParts:
-    """What exports and imports of a deployment share.
-
-    Attributes:
-        access: The way to the rows and keys.
-        artifacts: Files, with their content.
-        state_schemas: The schemas of states, which go along.
-        adoptions: What unversioned state was adopted as, which goes along.
-        policies: Retention policies, which go along.
-        save_policies: Policies of saves, which go along.
-        jobs: Each transfer is one.
-        audit: Each transfer is recorded.
-        deployment_id: The deployment that exports.
-    """
+    """What exports and imports of a deployment share."""
 
     access: Access
     artifacts: ArtifactRows
@@ -297,8 +286,7 @@ class TransferParts:
 class _Sending:
     """An export on its way out.
 
-    Attributes:
-        damaged: The damaged threads of a tenant that were left out so far.
+    ``damaged`` are the threads of a tenant that were left out so far.
     """
 
     recipient: TransferRecipient
@@ -320,7 +308,7 @@ class Exporting:
         self._schemas = parts.state_schemas
         self._adoptions = parts.adoptions
         self._policies = parts.policies
-        self.save_policies = parts.save_policies
+        self._save_policies = parts.save_policies
         self._jobs = parts.jobs
         self._audit = parts.audit
         self._deployment_id = parts.deployment_id
@@ -392,11 +380,7 @@ class Exporting:
     ) -> Digested:
         """What `Ending.digest` would be if the thread were exported now: everything of it is read and opened.
 
-        Args:
-            scope: The subject that has the thread.
-            thread_id: The thread.
-            share: The client's share of its keys.
-            updated_at: The moment to take as that of the last write, since an import is a write; None: the stored one.
+        ``updated_at`` is taken as the moment of the last write, since an import is a write; None: the stored one.
 
         Raises:
             StorageError: as `thread`.
@@ -522,22 +506,15 @@ class Exporting:
         Raises:
             IntegrityFailure: some of it is damaged: where the export goes, saves could lose updates unnoticed.
         """
-        policies = await self.save_policies.get(scope)
+        policies = await self._save_policies.get(scope)
         if policies.damaged:
             raise IntegrityFailure("save policies were edited outside the gateway: say them again first")
         levels = [(EVERY_AGENT, policies.tenant), *policies.agents.items()]
         return [SavePolicyRecord(agent, each.strict) for agent, each in levels if each.strict is not None]
 
     async def _subjects(self, scope: TenantScope) -> AsyncIterator[Scope]:
-        after = ""
-        while True:
-            async with self._unit_of_work.snapshot(scope) as transaction:
-                subject_ids = await transaction.fetch_all(SUBJECTS, after=after, limit=_PAGE_ROWS)
-            for subject_id in subject_ids:
-                yield Scope(scope.tenant_id, subject_id)
-            if len(subject_ids) < _PAGE_ROWS:
-                return
-            after = subject_ids[-1]
+        async for subject_id in self._unit_of_work.each(scope, SUBJECTS, "", _PAGE_ROWS):
+            yield Scope(scope.tenant_id, subject_id)
 
     async def _threads(self, scope: Scope) -> AsyncIterator[tuple[str, bool]]:
         after = ""

@@ -192,16 +192,6 @@ class Importing:
         unbound: UnboundImports,
         piece_writer: BlobWriter | None,
     ) -> None:
-        """Bind to the deployment.
-
-        Args:
-            parts: What exports and imports share.
-            exporting: Says what a thread that was imported would be exported as, to compare it.
-            keys: The keys of subjects that come with the import.
-            transfer_keys: What exports for this deployment are sealed for.
-            unbound: Which exports that name no tenant may be taken in.
-            piece_writer: Writes large pieces; None: there is no object store.
-        """
         self.unbound = unbound
         self._access = parts.access
         self._unit_of_work = parts.access.unit_of_work
@@ -229,12 +219,8 @@ class Importing:
     ) -> Imported:
         """Take an export in.
 
-        Args:
-            tenant: The tenant that takes it in; subjects and threads keep their ids.
-            body: The file, as it arrives.
-            actor: Who imports it, for the audit log.
-            skip_existing: Pass over threads that exist here instead of stopping at the first.
-            share: What threads that take a client-held share are put under; without it they are passed over.
+        Subjects and threads keep their ids. ``skip_existing``: pass over threads that exist here instead of stopping at
+        the first. Threads that take a client-held share are put under ``share``, and passed over without one.
 
         Raises:
             ImportForOther: it is sealed for another deployment, or another tenant of this one.

@@ -31,7 +31,7 @@ class Spool:
         # The file has no name: it is gone with this object, however the process ends.
         self._file = tempfile.SpooledTemporaryFile(max_size=memory_bytes_max)  # noqa: SIM115  closed by `close`
         self._spool_key = SecretKey.generate()
-        self._end = 0
+        self.size_bytes = 0  # sealed
         self.count = 0
 
     def __enter__(self) -> Self:
@@ -40,19 +40,14 @@ class Spool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def size_bytes(self) -> int:
-        """How much is in it, sealed."""
-        return self._end
-
     def add(self, *values: Any) -> int:
         """Add a record; returns where it is."""
-        at = self._end
+        at = self.size_bytes
         sealed = seal(self._spool_key.borrow(), _context(at), encode_msgpack(values))
         self._file.seek(at)
         self._file.write(len(sealed).to_bytes(_LENGTH_BYTES, "big"))
         self._file.write(sealed)
-        self._end = at + _LENGTH_BYTES + len(sealed)
+        self.size_bytes = at + _LENGTH_BYTES + len(sealed)
         self.count += 1
         return at
 
@@ -63,7 +58,7 @@ class Spool:
     def __iter__(self) -> Iterator[list[Any]]:
         """All records; more may be read or added meanwhile."""
         at = 0
-        while at < self._end:
+        while at < self.size_bytes:
             values, at = self._read(at)
             yield values
 

@@ -33,10 +33,7 @@ class UnboundImports:
     async def accept(self, tenant_id: UUID, export_id: UUID, actor: str) -> None:
         """Let a tenant take in an export that names no tenant, once. Repeating it changes nothing.
 
-        Args:
-            tenant_id: The tenant that may.
-            export_id: The export; its id is in the file's name, and in the audit log of the exporting tenant.
-            actor: Who answers for it, for the audit log.
+        The export's id is in the file's name, and in the audit log of the exporting tenant.
 
         Raises:
             TenantNotFound: there is no such tenant.

@@ -135,14 +135,7 @@ _COUNTED = ("threads", "threads_skipped", "threads_frozen", "checkpoints", "pend
 
 @dataclass(frozen=True, slots=True)
 class Witnesses:
-    """The sources that say which subjects and tenants must be there.
-
-    Attributes:
-        keys: The keys of subjects that are there.
-        losses: Anchored heads, without those that an accepted restore lost.
-        tombstones: Tombstones of shreds, which explain what is gone.
-        logs: Anchors of the audit logs.
-    """
+    """The sources that say which subjects and tenants must be there."""
 
     keys: Keys
     losses: AcceptedLosses
@@ -154,9 +147,7 @@ class Witnesses:
 class SteeringRows:
     """The rows that steer the gateway, and what proves that a gateway wrote them.
 
-    Attributes:
-        control: Checks the proofs.
-        sources: Each gives the rows of one kind of a tenant, with their proofs.
+    ``sources`` give the rows of one kind of a tenant each, with their proofs.
     """
 
     control: ControlRows
@@ -191,10 +182,7 @@ class Verifying:
     async def begin_tenant(self, scope: TenantScope, actor: str, begun_by: UUID | None = None) -> UUID:
         """Begin to verify a tenant; while that goes on, this is the same job.
 
-        Args:
-            scope: The tenant.
-            actor: Who begins it, for the audit log.
-            begun_by: A job of the deployment: when it is cancelled, what it began ends, too.
+        ``begun_by`` is a job of the deployment: when it is cancelled, what it began ends, too.
         """
         position = encode_json(_TenantPosition(begun_by=begun_by)).decode()
         return await self._begin(scope, scope.tenant_id, (VERIFY_TENANT_KIND, WHOLE_TENANT, position), actor)
@@ -440,14 +428,9 @@ class Verifying:
             IntegrityFailure: a tombstone is not authentic.
             CryptoError: the root key cannot open what is needed now.
         """
-        after = UUID(int=0)
-        while True:
-            async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
-                tenants = await transaction.fetch_all(sql.TENANTS_AFTER, after=after, limit=_TENANTS_PAGE)
-            for after in tenants:
-                await self._losses.accept_heads(after, await self._lost_heads(TenantScope(after)))
-            if len(tenants) < _TENANTS_PAGE:
-                break
+        tenants = self._unit_of_work.each(OperatorScope(), sql.TENANTS_AFTER, UUID(int=0), _TENANTS_PAGE)
+        async for tenant_id in tenants:
+            await self._losses.accept_heads(tenant_id, await self._lost_heads(TenantScope(tenant_id)))
         await self._losses.accept_tenants(await self._missing_tenants(await self._losses.missing_tenants()))
 
     async def _lost_heads(self, scope: TenantScope) -> list[bytes]:

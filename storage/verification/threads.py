@@ -130,10 +130,7 @@ class Verification:
 
         The last stretch opens what is sealed about the subject's objects, and compares with the anchored heads.
 
-        Args:
-            scope: Whose threads.
-            after: The thread to go on after.
-            known: What is anchored of the tenant, if it was read before; else it is read now.
+        ``known`` is what is anchored of the tenant, if it was read before; else it is read now.
 
         Raises:
             IntegrityFailure: as `thread`.
@@ -143,17 +140,11 @@ class Verification:
         async def with_sealer(sealer: Sealer) -> Report:
             report = Report()
             until = time.monotonic() + STRETCH_SECONDS
-            at = after
-            while True:
-                async with self._access.unit_of_work.snapshot(scope) as transaction:
-                    thread_ids = await transaction.fetch_all(sql.TRACES, after=at, limit=_THREADS_PAGE)
-                for at in thread_ids:
-                    await self._verify(scope, sealer, at, report)
-                    if time.monotonic() > until or len(report.findings) >= FINDINGS_MAX:
-                        report.after = at
-                        return report
-                if len(thread_ids) < _THREADS_PAGE:
-                    break
+            async for thread_id in self._access.unit_of_work.each(scope, sql.TRACES, after, _THREADS_PAGE):
+                await self._verify(scope, sealer, thread_id, report)
+                if time.monotonic() > until or len(report.findings) >= FINDINGS_MAX:
+                    report.after = thread_id
+                    return report
             await _take(report, damage_of_subject(self._access, scope, sealer))
             anchored = await self._anchored(sealer, report, known)
             async with self._access.unit_of_work.snapshot(scope) as transaction:
@@ -167,12 +158,7 @@ class Verification:
             return Report()
 
     async def lost_heads(self, scope: Scope, known: AnchoredHeads) -> list[AnchoredHead]:
-        """Anchored heads of a subject that the database has not come to; counts no damage.
-
-        Args:
-            scope: Whose.
-            known: What is anchored of the tenant.
-        """
+        """Anchored heads of a subject that the database has not come to; counts no damage."""
 
         async def with_sealer(sealer: Sealer) -> list[AnchoredHead]:
             report = Report()
@@ -304,9 +290,9 @@ async def _read_archived(transaction: Transaction, thread_id: str) -> _Archived 
     if tier is None or tier == "hot":
         return None
     thread = await transaction.fetch_only(archives_sql.SIZED_THREAD, thread_id=thread_id)
-    row = await transaction.fetch_one(archives_sql.STUB, thread_id=thread_id)
+    stub = await transaction.fetch_one(archives_sql.STUB, thread_id=thread_id)
     heads = await transaction.fetch_all(threads_sql.HEADS, thread_id=thread_id)
-    return _Archived(thread, heads, None if row is None else row.stub)
+    return _Archived(thread, heads, stub)
 
 
 class _Verifier:

@@ -14,6 +14,7 @@ from crypto.errors import CryptoError, OpenError
 from crypto.keyring import SecretKey, SubjectKeys
 from crypto.sealer import Sealer
 from crypto.suites import Suite
+from tests.support.cobblestone_streams import open_stream, seal_stream
 
 FIELD = st.one_of(
     st.none(),
@@ -131,6 +132,6 @@ def test_stream_and_one_shot_are_one_format(plaintext: bytes, cuts: list[int], s
 
     input_key, salt = bytes(32), bytes(24)
     message = cobblestone.seal(input_key, b"ctx", plaintext, salt)
-    assert b"".join(cobblestone.seal_stream(input_key, b"ctx", split(plaintext, cuts), salt)) == message
+    assert b"".join(seal_stream(input_key, b"ctx", split(plaintext, cuts), salt)) == message
     parts = split(message, sealed_cuts)
-    assert b"".join(cobblestone.open_stream(input_key, b"ctx", parts)) == plaintext
+    assert b"".join(open_stream(input_key, b"ctx", parts)) == plaintext

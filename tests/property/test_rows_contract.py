@@ -286,7 +286,7 @@ def test_the_same_rows_are_found_wherever_they_are(world, data, thread, other):
             row = await world.store.unit_of_work.ask(
                 LOAD, scope, thread_id="t1", namespace=namespace, checkpoint_id=checkpoint_id, with_state=with_state
             )
-            assert loaded(row and row.loaded) == found  # by itself, too
+            assert loaded(row) == found  # by itself, too
             if found is not None:
                 is_other = found.checkpoint is not None and found.checkpoint.checkpoint_id != found.head_id
                 assert len(found.members) == (len(thread[PENDING_WRITES]) if with_state and is_other else 0)

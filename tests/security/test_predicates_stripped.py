@@ -11,12 +11,12 @@ from typing import Any
 import asyncpg
 import pytest
 
-from storage.postgres.tables import SUBJECT_TABLES, TENANT_TABLES, tenants
+from storage.postgres.tables import SUBJECT_TABLES, metadata
 from storage.postgres.unit_of_work import bindings
 from storage.scope import Scope
 from tests.support.statements import every_statement
 
-PROTECTED = {table.name for table in (*SUBJECT_TABLES, *TENANT_TABLES, tenants)}
+PROTECTED = {table.name for table in metadata.tables.values() if "tenant_id" in table.primary_key.columns}
 OF_SUBJECTS = {table.name for table in SUBJECT_TABLES}
 VERBS = re.compile(r"\s*(?:--[^\n]*\n\s*)*(SELECT|INSERT|UPDATE|DELETE|WITH)\b")
 
@@ -44,12 +44,19 @@ def _quals(scan: dict[str, Any]) -> str:
     return " ".join([*own, *(_quals(child) for child in scan.get("Plans", ()) if "Bitmap" in child["Node Type"])])
 
 
+@pytest.fixture(scope="module")
+async def connection(database):
+    """One for all: each new one learns the catalogue anew. It remembers no statement that was taken from it."""
+    opened = await asyncpg.connect(database.dsn(database.app_url), statement_cache_size=0)
+    yield opened
+    await opened.close()
+
+
 @pytest.fixture
-async def app(database):
-    connection = await asyncpg.connect(database.dsn(database.app_url))
+async def app(connection):
     await connection.execute("BEGIN")
     yield connection
-    await connection.close()
+    await connection.execute("ROLLBACK; DEALLOCATE ALL")
 
 
 async def _plan(app: asyncpg.Connection, scope: Scope, text: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from storage.control.features import SAVE_POLICIES
 from storage.ledger.ledger import NewBlob, new_blob_id
 from storage.model import Idempotency, TaskWrites
 from storage.postgres.statement import Statement
-from storage.postgres.tables import SUBJECT_TABLES, blob_usage, row_usage, tenant_keys
+from storage.postgres.tables import SUBJECT_TABLES
 from storage.postgres.unit_of_work import bindings
 from storage.retention.planner import Policy
 from storage.scope import OperatorScope, Scope, TenantScope
@@ -31,7 +31,7 @@ from tests.support.features import switch_on
 from tests.support.states import document, put, save, state, write
 
 SUBJECTS = [table.name for table in SUBJECT_TABLES]
-TENANTS = [tenant_keys.name, blob_usage.name, row_usage.name, "retention", "retention_rounds", "save_policies"]
+TENANTS = ["tenant_keys", "blob_usage", "row_usage", "retention", "retention_rounds", "save_policies"]
 TABLES = [*SUBJECTS, *TENANTS]
 SEALED = {
     "threads": ["seal"],
@@ -113,12 +113,28 @@ async def keep_blobs(store, scope):
 
 
 @pytest.fixture
-async def app(database):
-    """A connection as gw_app; whatever it does is rolled back."""
+async def unbound(database):
+    """A connection as gw_app that nobody was ever bound on; whatever it does is rolled back."""
     connection = await asyncpg.connect(database.dsn(database.app_url))
     await connection.execute("BEGIN")
     yield connection
     await connection.close()
+
+
+@pytest.fixture(scope="module")
+async def connection(database):
+    """One for all: each new one learns the catalogue anew. It remembers no statement that was taken from it."""
+    opened = await asyncpg.connect(database.dsn(database.app_url), statement_cache_size=0)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def app(connection):
+    """A connection as gw_app; whatever it does is rolled back."""
+    await connection.execute("BEGIN")
+    yield connection
+    await connection.execute("ROLLBACK; DEALLOCATE ALL")
 
 
 async def act_as(connection, scope):
@@ -150,16 +166,16 @@ async def test_a_bound_scope_sees_its_own_rows_only(app, admin, scopes, table):
 
 
 @pytest.mark.parametrize("table", TABLES)
-async def test_an_unbound_connection_sees_nothing(app, scopes, table):
-    assert await seen(app, table) == set()
+async def test_an_unbound_connection_sees_nothing(unbound, scopes, table):
+    assert await seen(unbound, table) == set()
     for text in ("", "not-a-uuid"):
-        await app.execute("SAVEPOINT before")
-        await app.execute(f"SET LOCAL app.tenant_id = '{text}'; SET LOCAL app.subject_id = ''")
+        await unbound.execute("SAVEPOINT before")
+        await unbound.execute(f"SET LOCAL app.tenant_id = '{text}'; SET LOCAL app.subject_id = ''")
         try:
-            assert await seen(app, table) == set()
+            assert await seen(unbound, table) == set()
         except asyncpg.InvalidTextRepresentationError:
             assert text
-        await app.execute("ROLLBACK TO before")
+        await unbound.execute("ROLLBACK TO before")
 
 
 @pytest.mark.parametrize("table", SUBJECTS)

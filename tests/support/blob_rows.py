@@ -101,7 +101,7 @@ class Blobs:
             await transaction.fetch_all(LOCK_THREAD, thread_id=thread_id)
             named = await self.ledger.settle(transaction, sealer, [each.settlement() for each in uploads], thread_id)
             ids = [named[each.blob_id] for each in uploads]
-            await name(transaction, scope, thread_id, ids)
+            await name(transaction, thread_id, ids)
         return ids
 
     async def refer(self, scope: Scope, *blob_ids: UUID, thread_id: str = "t1") -> None:
@@ -109,7 +109,7 @@ class Blobs:
         async with self.unit_of_work.begin(scope) as transaction:
             await transaction.fetch_all(LOCK_THREAD, thread_id=thread_id)
             await self.ledger.refer(transaction, thread_id, blob_ids)
-            await name(transaction, scope, thread_id, blob_ids)
+            await name(transaction, thread_id, blob_ids)
 
     async def forget(self, scope: Scope, thread_id: str = "t1") -> None:
         """Let a thread name nothing any more, as pruning does."""
@@ -125,5 +125,5 @@ class Blobs:
         return (await self.settle(scope, made, thread_id=thread_id))[0]
 
 
-async def name(transaction: Transaction, scope: Scope, thread_id: str, ids: Any) -> None:
+async def name(transaction: Transaction, thread_id: str, ids: Any) -> None:
     await transaction.run(NAME, thread_id=thread_id, named_ids=pack_named_ids(ids))

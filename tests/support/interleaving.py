@@ -14,9 +14,12 @@ import asyncpg
 import pytest
 
 from storage.access.access import Access
+from storage.access.offload import Offload
+from storage.access.row_quotas import RowQuotas
 from storage.access.sealing import Parts
 from storage.checkpoints.verbs import Checkpoints
-from storage.clock import SystemClock
+from storage.clock import Clock, SystemClock
+from storage.ledger.ledger import BlobLedger
 from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import Silent, Transaction, UnitOfWork
 from storage.scope import AnyScope
@@ -124,6 +127,15 @@ class SteeredTransaction(Transaction):
         return await super().run(await self._steered(statement), **values)
 
 
+def parts_of(
+    store: Store, unit_of_work: UnitOfWork, clock: Clock | None = None, offload: Offload | None = None
+) -> Parts:
+    """What the ways to a subject's state share in a store, by other transactions; without ``offload`` in no bucket."""
+    clock = clock or SystemClock()
+    offload = offload or Offload(unit_of_work, BlobLedger(unit_of_work), None, None, clock)
+    return Parts(unit_of_work, store.keys, clock, Silent(), store.control, offload, RowQuotas(unit_of_work))
+
+
 class SteeredUnitOfWork(UnitOfWork):
     """``before`` is asked before every statement and before ``"COMMIT"``; ``variants`` replace texts."""
 
@@ -150,7 +162,7 @@ class Steered:
         before: Callable[[str], Awaitable[None]] = _go_on,
     ) -> None:
         self.unit_of_work = SteeredUnitOfWork(store._engine, variants or {}, before)
-        access = Access(Parts(self.unit_of_work, store.keys, SystemClock(), Silent(), store.control))
+        access = Access(parts_of(store, self.unit_of_work))
         self.checkpoints = Checkpoints(access)
         self.threads = Threads(access)
         self.pruning = Pruning(access)

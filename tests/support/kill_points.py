@@ -21,7 +21,6 @@ from crypto.keyring import SecretKey
 from crypto.roots.local import LocalRootKey
 from storage.access.access import Access
 from storage.access.offload import Offload
-from storage.access.sealing import Parts
 from storage.blobs.s3 import S3BlobStore
 from storage.blobs.s3_location import S3Location
 from storage.checkpoints.verbs import Checkpoints
@@ -29,11 +28,10 @@ from storage.clock import SystemClock
 from storage.ledger.ledger import BlobLedger
 from storage.ledger.streams import BlobReader, BlobWriter
 from storage.model import ChannelValue, FullState, NewWrite, Save, TaskWrites, Value
-from storage.postgres.unit_of_work import Silent
 from storage.scope import Scope
 from storage.service import Store
 from tests.support.faulty_blobs import FaultyBlobStore
-from tests.support.interleaving import SteeredUnitOfWork
+from tests.support.interleaving import SteeredUnitOfWork, parts_of
 
 POINTS_MAX = 200
 # So short that the sweepers beside the saves find something to do.
@@ -77,9 +75,7 @@ async def _save(job: dict[str, Any], point: int, s3: S3BlobStore) -> None:
     steered = SteeredUnitOfWork(store._engine, {}, at_statement)
     ledger = BlobLedger(steered, intent_seconds=INTENT_SECONDS)
     offload = Offload(steered, ledger, BlobWriter(bucket), BlobReader(bucket), SystemClock())
-    checkpoints = Checkpoints(
-        Access(Parts(steered, store.keys, SystemClock(), Silent(), store.control, offload=offload))
-    )
+    checkpoints = Checkpoints(Access(parts_of(store, steered, offload=offload)))
     checkpoint_id = f"1f0-{point:04}"
     texts = (f"{point}" + "A" * 100_000, "shared" + "B" * 100_000)
     channels = {

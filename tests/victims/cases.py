@@ -143,7 +143,7 @@ def look_ups(tenant: Tenant, declared: Declared) -> list[Line]:
 def pages(prepare: Callable[[Tenant], None], query: str = "", path: str = "") -> Lines:
     def lines(tenant: Tenant, declared: Declared) -> list[Line]:
         prepare(tenant)
-        where = path or declared.path.replace("{thread_id:str}", "t").replace("{checkpoint_id:str}", "latest")
+        where = path or declared.path.replace("{thread_id}", "t").replace("{checkpoint_id}", "latest")
         limit = f"limit={limits.PAGE_ITEMS_MAX}" if "limit" in declared.operation.query.__struct_fields__ else ""
         query_text = "&".join(each for each in (limit, query) if each)
         made = [tenant.raw("GET", f"{where}?{query_text}", accept=accept) for accept in (JSON, MSGPACK)]
@@ -153,7 +153,7 @@ def pages(prepare: Callable[[Tenant], None], query: str = "", path: str = "") ->
 
 
 def public(tenant: Tenant, declared: Declared) -> list[Line]:
-    path = declared.path.replace("{token:str}", "t" * 1000)
+    path = declared.path.replace("{token}", "t" * 1000)
     return whole(tenant, tenant.raw("GET", path, api_key=""))
 
 
@@ -471,7 +471,7 @@ def checked(tenant: Tenant, declared: Declared) -> list[Line]:
     tenant.send("POST", SAVE.format("t"), content=body, headers={"Content-Type": JSON})
     load = tenant.raw("GET", f"{SAVE.format('t')}/latest", headers={"Accept-State-Version": "2"})
     save = tenant.raw("POST", SAVE.format(f"t-{NUMBER}"), body)
-    verb = tenant.raw("POST", declared.path.replace("{state_schema:str}", "s"), b"{}")
+    verb = tenant.raw("POST", declared.path.replace("{state_schema}", "s"), b"{}")
     return [Line(EVERYBODY // 3, [each]) for each in (load, save, verb)]
 
 

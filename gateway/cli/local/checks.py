@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal, TypeVar
 from uuid import UUID
 
@@ -116,29 +117,29 @@ async def examine(environ: Mapping[str, str]) -> list[Finding]:
     Returns:
         The findings, in the order of a start.
     """
-    given, faults = parse(environ)
+    values, faults = parse(environ)
     findings = [_check_selftest()]
     if faults:
         findings.append(failed("settings", "\n".join(faults), "See README.md for all settings."))
     else:
-        findings.append(ok("settings", f"deployment {given['deployment_id']}"))
+        findings.append(ok("settings", f"deployment {values['deployment_id']}"))
     root_key = None
     async with AsyncExitStack() as stack:
-        if "root_key" not in given:
+        if "root_key" not in values:
             findings.append(skipped("root key", "needs STATEROOM_ROOT_KEY"))
         else:
-            finding, root_key = await _check_root_key(given["root_key"])
+            finding, root_key = await _check_root_key(values["root_key"])
             findings.append(finding)
         if root_key is not None:
             stack.push_async_callback(root_key.aclose)
-        if "database_url" in given:
-            findings += await _check_database(given, root_key, environ)
+        if "database_url" in values:
+            findings += await _check_database(values, root_key, environ)
         else:
             findings.append(skipped("database", "needs STATEROOM_DATABASE_URL"))
-        findings.append(await _check_s3("object storage", "STATEROOM_S3_URL", given.get("s3_url")))
-        findings.append(await _check_history(given, root_key, findings))
-    if "archive_url" in given:
-        findings.append(await _check_s3("archive", "STATEROOM_ARCHIVE_URL", given["archive_url"]))
+        findings.append(await _check_s3("object storage", "STATEROOM_S3_URL", values.get("s3_url")))
+        findings.append(await _check_history(values, root_key, findings))
+    if "archive_url" in values:
+        findings.append(await _check_s3("archive", "STATEROOM_ARCHIVE_URL", values["archive_url"]))
     return findings
 
 
@@ -200,27 +201,25 @@ async def _check_s3(check: str, variable: str, url: str | None) -> Finding:
     return ok(check, detail)
 
 
-async def _check_history(given: Mapping[str, Any], root_key: RootKey | None, before: list[Finding]) -> Finding:
+async def _check_history(settings: Mapping[str, Any], root_key: RootKey | None, before: list[Finding]) -> Finding:
     """Whether the database has what the object store knows of it: shreds, and events that were anchored."""
     check = "history"
-    for name, needed in (
-        ("database", "a database that answers"),
-        ("PostgreSQL version", "a server that is new enough"),
-    ):
+    needs = {"database": "a database that answers", "PostgreSQL version": "a server that is new enough"}
+    for name, needed in needs.items():
         if any(each.check == name and each.outcome == "failed" for each in before):
             return skipped(check, f"needs {needed}")
-    if root_key is None or not {"database_url", "deployment_id", "s3_url"} <= given.keys():
+    if root_key is None or not {"database_url", "deployment_id", "s3_url"} <= settings.keys():
         return skipped(check, "needs the database, STATEROOM_S3_URL, the root key and STATEROOM_DEPLOYMENT_ID")
     fix = "See docs/operations/backup.md on restores and fail-over before serving from it."
     try:
-        blobs = S3BlobStore(S3Location.parse(given["s3_url"]), threads=1)
+        blobs = S3BlobStore(S3Location.parse(settings["s3_url"]), threads=1)
     except ValueError as error:
         return failed(check, str(error), "Correct STATEROOM_S3_URL.")
     try:
         store = await Store.open(
-            given["database_url"],
+            settings["database_url"],
             root_key=root_key,
-            deployment_id=given["deployment_id"],
+            deployment_id=settings["deployment_id"],
             connections_max=2,
             durable=False,
             restored=True,
@@ -246,9 +245,9 @@ def _reach_fix(error: Exception, host: str | None) -> str:
 
 
 async def _check_database(
-    given: Mapping[str, Any], root_key: RootKey | None, environ: Mapping[str, str]
+    settings: Mapping[str, Any], root_key: RootKey | None, environ: Mapping[str, str]
 ) -> list[Finding]:
-    url = make_url(given["database_url"]).set(drivername="postgresql")
+    url = make_url(settings["database_url"]).set(drivername="postgresql")
     # Of our own query parameters asyncpg knows nothing; without prepared statements, a pooler is no obstacle.
     dsn = url.difference_update_query(["statement_cache_size"]).render_as_string(hide_password=False)
     place = f"{url.host or 'local socket'}{f':{url.port}' if url.port else ''}/{url.database or ''}"
@@ -260,23 +259,10 @@ async def _check_database(
         # The class tells enough (InvalidPasswordError, ConnectionRefusedError); the text may quote the URL.
         return [failed("database", f"{place} does not answer: {type(error).__name__}", _reach_fix(error, url.host))]
 
-    async def wrapped(connection: Any) -> Finding:
-        return await _check_wrapped(connection, root_key, given.get("deployment_id"))
-
-    async def deployment(connection: Any) -> Finding:
-        return await _check_deployment(connection, given.get("deployment_id"))
-
-    async def pepper(connection: Any) -> Finding:
-        return await _check_pepper(connection, given, environ)
-
-    async def keys(connection: Any) -> Finding:
-        return await _check_api_keys(connection, _peppers(given))
-
-    async def connections(connection: Any) -> Finding:
-        return await _check_connections(connection, given.get("database_connections_max", CONNECTIONS_MAX))
-
+    deployment_id = settings.get("deployment_id")
+    connections = partial(_check_connections, own=settings.get("database_connections_max", CONNECTIONS_MAX))
     try:
-        room = _check_pooler if speaks_to_a_pooler(given["database_url"]) else connections
+        room = _check_pooler if speaks_to_a_pooler(settings["database_url"]) else connections
     except StorageError as error:
         findings = [failed("database", str(error), "Correct STATEROOM_DATABASE_URL.")]
         room = connections
@@ -284,10 +270,10 @@ async def _check_database(
         findings = [ok("database", f"{place} answers")]
     checks = _DATABASE_CHECKS | {
         "connections": room,
-        "deployment id": deployment,
-        "wrapped keys": wrapped,
-        "API key pepper": pepper,
-        "API keys": keys,
+        "deployment id": partial(_check_deployment, deployment_id=deployment_id),
+        "wrapped keys": partial(_check_wrapped, root_key=root_key, deployment_id=deployment_id),
+        "API key pepper": partial(_check_pepper, settings=settings, environ=environ),
+        "API keys": partial(_check_api_keys, peppers=_peppers(settings)),
         "tenants": _check_tenants,
     }
     try:
@@ -322,9 +308,9 @@ async def _check_server_version(connection: Any) -> Finding:
 
 async def _check_durability(connection: Any) -> Finding:
     settings = await Session(connection).fetch_all(server.SETTINGS, names=list(server.DURABILITY))
-    found = {each.name: each.setting for each in settings}
-    shown = ", ".join(f"{name}={found[name]}" for name in server.DURABILITY)
-    if off := [name for name, value in found.items() if value == "off"]:
+    values = {each.name: each.setting for each in settings}
+    shown = ", ".join(f"{name}={values[name]}" for name in server.DURABILITY)
+    if off := [name for name, value in values.items() if value == "off"]:
         fix = f"Set {' and '.join(off)} to on: an acknowledged save must survive a power cut."
         return failed("durability", shown, fix)
     return ok("durability", shown)
@@ -343,9 +329,9 @@ async def _check_own_role(connection: Any) -> Finding:
 
 
 async def _check_roles(connection: Any) -> Finding:
-    found = {role.name: role for role in await Session(connection).fetch_all(server.ROLES, names=list(ROLES))}
-    wrong = [f"{name} is missing" for name in ROLES if name not in found]
-    for name, role in found.items():
+    by_name = {role.name: role for role in await Session(connection).fetch_all(server.ROLES, names=list(ROLES))}
+    wrong = [f"{name} is missing" for name in ROLES if name not in by_name]
+    for name, role in by_name.items():
         if role.superuser:
             wrong.append(f"{name} is a superuser")
         elif role.bypasses != ROLES[name]:
@@ -363,19 +349,19 @@ async def _check_row_level_security(connection: Any) -> Finding:
     if bare := [table.name for table in tables if not table.forced]:
         fix = "ALTER TABLE ... FORCE ROW LEVEL SECURITY; then find out who changed it."
         return failed("row-level security", f"not forced on {', '.join(bare)}", fix)
-    if found := await setup.policy_faults(connection):
+    if faults := await setup.policy_faults(connection):
         fix = "Another policy may show the serving role what its transaction is not bound to: docs/operations/roles.md."
-        return failed("row-level security", "; ".join(found), fix)
+        return failed("row-level security", "; ".join(faults), fix)
     return ok("row-level security", f"forced on all {len(tables)} tables of tenants")
 
 
 async def _check_functions(connection: Any) -> Finding:
-    if found := await setup.function_faults(connection):
+    if faults := await setup.function_faults(connection):
         fix = (
             "stateroom db upgrade gives owners back, and not what a function does; then see who changed them:"
             " docs/operations/backup.md."
         )
-        return failed("functions", "; ".join(found), fix)
+        return failed("functions", "; ".join(faults), fix)
     return ok("functions", "each does what it was made to do, with the rights it was made with")
 
 
@@ -394,14 +380,14 @@ async def _check_clock(connection: Any) -> Finding:
 
 
 async def _check_revision(connection: Any) -> Finding:
-    found = await Session(connection).fetch_one(server.REVISION)
+    revision = await Session(connection).fetch_one(server.REVISION)
     required = setup.db_revision_required()
-    if found == required:
-        return ok("database schema", f"db_revision {found}")
-    if found is None or found in setup.known_revisions():
-        detail = f"db_revision {found or 'none'}, this build requires {required}"
+    if revision == required:
+        return ok("database schema", f"db_revision {revision}")
+    if revision is None or revision in setup.known_revisions():
+        detail = f"db_revision {revision or 'none'}, this build requires {required}"
         return failed("database schema", detail, "Run stateroom db upgrade.")
-    return ok("database schema", f"db_revision {found}, newer than this build's {required}")
+    return ok("database schema", f"db_revision {revision}, newer than this build's {required}")
 
 
 async def _check_processes(connection: Any) -> Finding:
@@ -415,8 +401,8 @@ async def _check_processes(connection: Any) -> Finding:
     running = [each for each in await session.fetch_all(processes.SEEN) if each.age_seconds < GONE_SECONDS]
     older = [f"{each.place} (build {each.build})" for each in running if on - set(each.features)]
     if on:
-        found = await session.fetch_all(processes.UNREGISTERED_HOSTS)
-        older += [f"one that enters no registry ({each.sessions} sessions from {each.host})" for each in found]
+        hosts = await session.fetch_all(processes.UNREGISTERED_HOSTS)
+        older += [f"one that enters no registry ({each.sessions} sessions from {each.host})" for each in hosts]
     if older:
         fix = "Stop it at once: the upgrade was finished, and it misreads what is stored since."
         return failed("processes", f"an older build runs: {', '.join(older)}", fix)
@@ -427,13 +413,13 @@ async def _check_processes(connection: Any) -> Finding:
 
 
 async def _check_deployment(connection: Any, deployment_id: UUID | None) -> Finding:
-    found = await Session(connection).fetch_one(server.DEPLOYMENT)
-    if found is None:
+    stored = await Session(connection).fetch_one(server.DEPLOYMENT)
+    if stored is None:
         return skipped("deployment id", "the database belongs to no deployment yet: stateroom init")
     if deployment_id is None:
-        return skipped("deployment id", f"needs STATEROOM_DEPLOYMENT_ID; the database says {found}")
-    if found != deployment_id:
-        fix = f"Set STATEROOM_DEPLOYMENT_ID to {found}, or STATEROOM_DATABASE_URL to the right database."
+        return skipped("deployment id", f"needs STATEROOM_DEPLOYMENT_ID; the database says {stored}")
+    if stored != deployment_id:
+        fix = f"Set STATEROOM_DEPLOYMENT_ID to {stored}, or STATEROOM_DATABASE_URL to the right database."
         return failed("deployment id", "the database belongs to another deployment", fix)
     return ok("deployment id", "the database belongs to this deployment")
 
@@ -442,31 +428,31 @@ async def _check_wrapped(connection: Any, root_key: RootKey | None, deployment_i
     """Whether the root key is the one that wrapped what is stored."""
     if root_key is None or deployment_id is None:
         return skipped("wrapped keys", "needs the root key and STATEROOM_DEPLOYMENT_ID")
-    found = await wrappings.uses(connection, root_key, deployment_id)
-    if foreign := [use for use in found if use.opens is False]:
+    uses = await wrappings.uses(connection, root_key, deployment_id)
+    if foreign := [use for use in uses if use.opens is False]:
         fix = (
             "Set STATEROOM_ROOT_KEY to the root key that wrapped them (a file: from its backup), or list that one after"
             " the new one until `stateroom key rewrap --operator` is done: docs/operations/root-keys.md."
         )
         return failed("wrapped keys", f"the root key does not open {'; '.join(map(str, foreign))}", fix)
-    if unknown := [use for use in found if use.opens is None]:
+    if unknown := [use for use in uses if use.opens is None]:
         return skipped("wrapped keys", f"the root key cannot be asked now about {'; '.join(map(str, unknown))}")
-    count = sum(use.keys for use in found)
+    count = sum(use.keys for use in uses)
     return ok("wrapped keys", f"the root key opens what wraps all {count}" if count else "there are none yet")
 
 
-def _peppers(given: Mapping[str, Any]) -> Peppers | None:
+def _peppers(settings: Mapping[str, Any]) -> Peppers | None:
     """The peppers that the environment gives, where it gives one."""
-    if (secret := given.get("api_key_pepper")) is None:
+    if (secret := settings.get("api_key_pepper")) is None:
         return None
-    version = given.get("api_key_pepper_version", FIRST_PEPPER_VERSION)
-    return Peppers(Pepper(version, secret), given.get("api_key_peppers_accepted", ()))
+    version = settings.get("api_key_pepper_version", FIRST_PEPPER_VERSION)
+    return Peppers(Pepper(version, secret), settings.get("api_key_peppers_accepted", ()))
 
 
-async def _check_pepper(connection: Any, given: Mapping[str, Any], environ: Mapping[str, str]) -> Finding:
+async def _check_pepper(connection: Any, settings: Mapping[str, Any], environ: Mapping[str, str]) -> Finding:
     """Whether API keys verify: a stored MAC covers a secret that is not stored, so it takes a key to tell."""
     check = "API key pepper"
-    peppers, pepper = _peppers(given), given.get("api_key_pepper")
+    peppers, pepper = _peppers(settings), settings.get("api_key_pepper")
     if peppers is None or pepper is None:
         return skipped(check, "needs STATEROOM_API_KEY_PEPPER")
     for variable in KEY_VARIABLES:
@@ -496,15 +482,15 @@ async def _check_api_keys(connection: Any, peppers: Peppers | None) -> Finding:
     now = datetime.now(UTC)
     features = {row.feature: row.since for row in await Session(connection).fetch_all(FEATURES)}
     needed = SEALED_API_KEYS.name in features and features[SEALED_API_KEYS.name] <= now
-    found = credentials.examine_keys(operators, of_tenants, peppers, now, seals_needed=needed)
-    if found.damaged:
+    census = credentials.examine_keys(operators, of_tenants, peppers, now, seals_needed=needed)
+    if census.damaged:
         fix = "They open nothing. Revoke them, make others, and find out who wrote to the database."
-        return failed(check, credentials.shown(found.damaged), fix)
-    if found.notes:
+        return failed(check, credentials.shown(census.damaged), fix)
+    if census.notes:
         fix = "stateroom tenant recover, or stateroom init --another for an operator: docs/operations/api-keys.md."
-        return warning(check, credentials.shown(found.notes), fix)
-    older = f", {found.older_pepper:,} under an older pepper" if found.older_pepper else ""
-    return ok(check, f"{found.keys:,} that are not revoked{older}; every tenant can be administered")
+        return warning(check, credentials.shown(census.notes), fix)
+    older = f", {census.older_pepper:,} under an older pepper" if census.older_pepper else ""
+    return ok(check, f"{census.keys:,} that are not revoked{older}; every tenant can be administered")
 
 
 async def _check_tenants(connection: Any) -> Finding:
@@ -546,8 +532,8 @@ async def _check_connections(connection: Any, own: int) -> Finding:
 async def _check_pooler(connection: Any) -> Finding:
     """Whether the role has the time-outs that a pooler in transaction mode drops when a gateway connects."""
     settings = await Session(connection).fetch_all(server.SETTINGS, names=list(TIME_OUTS))
-    found = {each.name: each.setting for each in settings}
-    if wrong := [name for name, expected in TIME_OUTS.items() if found[name] != str(expected)]:
+    values = {each.name: each.setting for each in settings}
+    if wrong := [name for name, expected in TIME_OUTS.items() if values[name] != str(expected)]:
         fix = "ALTER ROLE gw_app IN DATABASE ... SET them, then RECONNECT: docs/operations/pooler.md."
         return failed("connections", f"through a pooler, and the role's {', '.join(wrong)} are not a gateway's", fix)
     return ok("connections", "through a pooler; the role has a gateway's time-outs")
@@ -557,18 +543,18 @@ async def _check_sweeper(connection: Any) -> Finding:
     async with connection.transaction(readonly=True):
         await connection.execute(bindings(OperatorScope()))
         session = Session(connection)
-        found = await session.fetch_only(blobs.CENSUS)
+        census = await session.fetch_only(blobs.CENSUS)
         totals = await session.fetch_all(blobs.CENSUS_BY_STATE)
-    shown = f"{byte_count(found.used_bytes)} count for quotas"
+    shown = f"{byte_count(census.used_bytes)} count for quotas"
     shown += "".join(
         f", {state} {byte_count(size)}" for state, size in sorted((each.state, each.bytes) for each in totals)
     )
     fix = "See `sweep failed` in the gateways' logs, and whether they may delete objects; then stateroom sweep --all."
-    if found.due_seconds > SWEEP_DUE_SECONDS_MAX:
-        return failed("sweeper", f"what should be gone has been due for {found.due_seconds / 60:.0f} minutes", fix)
-    if found.age_seconds > SWEEP_AGE_SECONDS_MAX:
-        detail = f"a tenant was not swept for {found.age_seconds / 60:.0f} minutes"
-        if found.tried:
+    if census.due_seconds > SWEEP_DUE_SECONDS_MAX:
+        return failed("sweeper", f"what should be gone has been due for {census.due_seconds / 60:.0f} minutes", fix)
+    if census.age_seconds > SWEEP_AGE_SECONDS_MAX:
+        detail = f"a tenant was not swept for {census.age_seconds / 60:.0f} minutes"
+        if census.tried:
             return failed("sweeper", f"{detail}, though gateways try", fix)
         return skipped("sweeper", f"{detail}: does no gateway with STATEROOM_S3_URL run?")
     return ok("sweeper", shown)

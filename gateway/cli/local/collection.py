@@ -54,25 +54,9 @@ def run_on_store(work: "Callable[[Store], Coroutine[Any, Any, Any]]", data_dir: 
 
 
 async def _opened(settings: "Settings", work: "Callable[[Store], Coroutine[Any, Any, Any]]") -> Any:
-    from contextlib import AsyncExitStack
+    from gateway.app import open_store
 
-    from crypto.roots import create_root_key
-    from gateway.app import open_blobs
-    from storage.service import Store, StoreOptions
-
-    async with AsyncExitStack() as stack:
-        root_key = create_root_key(settings.root_key)
-        stack.push_async_callback(root_key.aclose)
-        blobs = await stack.enter_async_context(open_blobs(settings.s3_url))
-        archive = await stack.enter_async_context(open_blobs(settings.archive_url, "archive"))
-        store = await Store.open(
-            settings.database_url,
-            root_key=root_key,
-            deployment_id=settings.deployment_id,
-            connections_max=4,
-            options=StoreOptions(blobs=blobs, archive=archive, backup_retention_days=settings.backup_retention_days),
-        )
-        stack.push_async_callback(store.close)
+    async with open_store(settings, 4) as (store, _):
         return await work(store)
 
 
@@ -121,10 +105,10 @@ async def _say_progress(report: "FsckReport") -> None:
 
 
 def _say_report(report: "FsckReport") -> None:
-    found = sum(report.faults.values())
+    faults = sum(report.faults.values())
     render.say(
         f"tenant {report.tenant_id}: {report.blobs:,} blobs, {report.threads:,} threads, {report.objects:,} objects "
-        f"({report.young:,} too young to judge); {found:,} findings, {report.mended:,} mended."
+        f"({report.young:,} too young to judge); {faults:,} findings, {report.mended:,} mended."
     )
 
 
@@ -139,11 +123,11 @@ def _print_findings(reports: "list[FsckReport]", *, as_json: bool) -> None:
         [
             str(report.tenant_id),
             *(render.cell(each) for each in (
-                found.fault, found.what, found.subject_id, found.thread_id, found.mended, found.detail,
+                finding.fault, finding.what, finding.subject_id, finding.thread_id, finding.mended, finding.detail,
             )),
         ]
         for report in reports
-        for found in report.findings
+        for finding in report.findings
     ]  # fmt: skip
     render.table(_FINDING_COLUMNS, rows, empty="Nothing found.")
 

@@ -24,10 +24,10 @@ class Census:
     """What was found.
 
     Attributes:
-        keys: That are not revoked.
-        older_pepper: Of them, under another pepper than the active one.
+        keys: The number of keys that are not revoked.
+        older_pepper: The number of those under another pepper than the active one.
         damaged: Keys that nothing opens, a sentence each.
-        notes: What somebody should do before it hurts, a sentence each.
+        notes: Things to do before they hurt, a sentence each.
     """
 
     keys: int = 0
@@ -47,19 +47,19 @@ def examine_keys(
     """Look at the keys that are not revoked.
 
     Args:
-        operators: Those of the operators.
-        tenants: Those of each tenant.
+        operators: The operators' keys.
+        tenants: The keys of each tenant.
         peppers: The deployment's.
-        now: What their ends are compared with.
+        now: The time that their ends are compared with.
         seals_needed: Whether a key without a seal is damaged.
     """
     census = Census()
     sound = _sound(operators, "of the operators", census, peppers, now, seals_needed=seals_needed)
     ends = [record.expires_at for record in sound if "operator" in record.permissions]
-    known = [moment for moment in ends if moment is not None]
+    dated = [moment for moment in ends if moment is not None]
     # One that was made for a few hours is to end; that the last one does is what nobody may notice in time.
-    if ends and len(known) == len(ends) and max(known) - now < ENDS_SOON:
-        census.notes.append(f"the last key of the operators ends at {max(known):%Y-%m-%d %H:%M}")
+    if ends and len(dated) == len(ends) and max(dated) - now < ENDS_SOON:
+        census.notes.append(f"the last key of the operators ends at {max(dated):%Y-%m-%d %H:%M}")
     for tenant_id, records in tenants.items():
         sound = _sound(records, f"of tenant {tenant_id}", census, peppers, now, seals_needed=seals_needed)
         administering = [record for record in sound if "tenant:admin" in record.permissions]

@@ -325,7 +325,7 @@ class Instance:
         Args:
             identity: The folder's secrets.
             app_url: The serving role's database URL.
-            public_url: Where the gateway answers.
+            public_url: The gateway's URL.
             environ: This process's; only what `PASSED_ON` names counts.
         """
         return {

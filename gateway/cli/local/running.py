@@ -5,6 +5,7 @@ They read the same settings as the gateway (`gateway.settings`) and open the sam
 """
 
 import os
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
@@ -16,10 +17,11 @@ from gateway.cli.failure import ExitCode, Failure
 from gateway.cli.parameters import Moment, data_dir_option, json_option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine
     from contextlib import AsyncExitStack
     from socket import socket
 
+    from gateway.app import Gateway
     from gateway.cli.local.checks import Finding
     from gateway.cli.local.instance import Identity
     from gateway.cli.local.serving import StopRequest
@@ -177,8 +179,7 @@ def serve(
     address = listen or _told_to_listen() or Address("127.0.0.1", EMBEDDED_PORT)
     if port is not None:
         address = Address(address.host, port)
-    folder = data_dir or DATA_DIR
-    _serve_embedded(folder, address, write_env, state_schemas)
+    _serve_embedded(data_dir or DATA_DIR, address, write_env, state_schemas)
 
 
 def _told_to_listen() -> "Address | None":
@@ -296,33 +297,14 @@ async def _serve(
     background: bool = True,
 ) -> None:
     """Serve until a stop is asked for, after making the keys of an embedded gateway's ``identity`` known."""
-    from contextlib import AsyncExitStack
-
-    from gateway.app import open_app
     from gateway.cli.local import serving
     from gateway.cli.local.supervisor import Supervisor
     from gateway.http.connections import Connections
-    from gateway.telemetry import Metrics, configure_logging
-    from migrations.state.worker.confinement import make_undumpable
 
-    configure_logging(settings.log_level)
-    if not settings.traceable:
-        make_undumpable()
     supervisor = Supervisor.of_environment(os.environ)
     supervisor.status("starting")
-    metrics = Metrics()
-    async with AsyncExitStack() as stack:
-        listener_of_metrics = _show_metrics(stack, settings, metrics)
-        opening = open_app(settings, metrics=metrics, state_schemas=state_schemas, background=background)
-        app = await stack.enter_async_context(opening)
-        await _check_root_key(settings, app.services.store)
-        if identity is not None:
-            from gateway.cli.local.instance import register_keys
-
-            await register_keys(app.services.store, identity)
-        if listener_of_metrics is not None:
-            listener_of_metrics.answer_probes(app.services.readiness.probe)
-        connections = Connections(metrics, settings.public_url)
+    async with _open_app(settings, identity, state_schemas, background=background) as app:
+        connections = Connections(app.services.metrics, settings.public_url)
         await serving.serve(
             app,
             listener,
@@ -332,6 +314,35 @@ async def _serve(
             on_ready=on_ready,
             supervisor=supervisor,
         )
+
+
+@asynccontextmanager
+async def _open_app(
+    settings: "Settings", identity: "Identity | None", state_schemas: Path | None, *, background: bool
+) -> "AsyncIterator[Gateway]":
+    """The application of this process, which logs, shows its metrics, and answers probes once it is open."""
+    from contextlib import AsyncExitStack
+
+    from gateway.app import open_app
+    from gateway.telemetry import Metrics, configure_logging
+    from migrations.state.worker.confinement import make_undumpable
+
+    configure_logging(settings.log_level)
+    if not settings.traceable:
+        make_undumpable()
+    metrics = Metrics()
+    async with AsyncExitStack() as stack:
+        listener = _show_metrics(stack, settings, metrics)
+        opening = open_app(settings, metrics=metrics, state_schemas=state_schemas, background=background)
+        app = await stack.enter_async_context(opening)
+        await _check_root_key(settings, app.services.store)
+        if identity is not None:
+            from gateway.cli.local.instance import register_keys
+
+            await register_keys(app.services.store, identity)
+        if listener is not None:
+            listener.answer_probes(app.services.readiness.probe)
+        yield app
 
 
 async def _check_root_key(settings: "Settings", store: "Store") -> None:
@@ -385,26 +396,14 @@ def worker(*, state_schemas: Path | None) -> None:
 
 async def _work(settings: "Settings", stop: "StopRequest", state_schemas: Path | None) -> None:
     import asyncio
-    from contextlib import AsyncExitStack
 
-    from gateway.app import open_app
     from gateway.cli.local.supervisor import Supervisor
-    from gateway.telemetry import Metrics, announce, configure_logging
-    from migrations.state.worker.confinement import make_undumpable
+    from gateway.telemetry import announce
 
-    configure_logging(settings.log_level)
-    if not settings.traceable:
-        make_undumpable()
     supervisor = Supervisor.of_environment(os.environ)
     supervisor.status("starting")
-    metrics = Metrics()
     stopped = asyncio.Event()
-    async with AsyncExitStack() as stack:
-        listener = _show_metrics(stack, settings, metrics)
-        app = await stack.enter_async_context(open_app(settings, metrics=metrics, state_schemas=state_schemas))
-        await _check_root_key(settings, app.services.store)
-        if listener is not None:
-            listener.answer_probes(app.services.readiness.probe)
+    async with _open_app(settings, None, state_schemas, background=True) as app:
 
         def note() -> None:
             app.services.drain.begin()  # from here on /readyz says no
@@ -599,12 +598,12 @@ def database_current(*, as_json: bool) -> None:
     url = _owner_url()
     from storage.postgres import setup
 
-    found, required = _migrating(setup.current(url)), setup.db_revision_required()
-    due = found is None or (found != required and found in setup.known_revisions())
+    current, required = _migrating(setup.current(url)), setup.db_revision_required()
+    due = current is None or (current != required and current in setup.known_revisions())
     if as_json:
-        render.emit_json({"db_revision": found, "db_revision_required": required, "upgrade_due": due})
+        render.emit_json({"db_revision": current, "db_revision_required": required, "upgrade_due": due})
     else:
-        render.record({"db_revision": found or "none", "required": required})
+        render.record({"db_revision": current or "none", "required": required})
     if due:
         raise Failure("the schema is older than this build requires", hint="stateroom db upgrade")
 
@@ -648,20 +647,20 @@ def doctor(context: click.Context, *, data_dir: Path | None, as_json: bool) -> N
         context.exit(ExitCode.FAILURE)
 
 
-def _print_finding(found: "Finding") -> None:
+def _print_finding(finding: "Finding") -> None:
     """Print one check of `stateroom doctor`, a line for each line of its detail, and what to do."""
     from rich.text import Text
 
     output = render.console(render.results())
     words = {"ok": "green", "warning": "bold yellow", "FAILED": "bold red", "skipped": "yellow"}
-    word = "FAILED" if found.outcome == "failed" else found.outcome
+    word = "FAILED" if finding.outcome == "failed" else finding.outcome
     style = words[word]
-    first, *more = found.detail.split("\n")
-    output.print(Text.assemble((f"{word:<8}", style), f"{found.check:<20}{render.safe(first)}"), soft_wrap=True)
+    first, *more = finding.detail.split("\n")
+    output.print(Text.assemble((f"{word:<8}", style), f"{finding.check:<20}{render.safe(first)}"), soft_wrap=True)
     for text in more:
         output.print(Text(f"{'':<8}{'':<20}{render.safe(text)}"), soft_wrap=True)
-    if found.fix:
-        output.print(Text(f"{'':<8}{'':<20}{render.safe(found.fix)}", style="green"), soft_wrap=True)
+    if finding.fix:
+        output.print(Text(f"{'':<8}{'':<20}{render.safe(finding.fix)}", style="green"), soft_wrap=True)
 
 
 def _examine_folder(data_dir: Path) -> "list[Finding]":
@@ -672,8 +671,8 @@ def _examine_folder(data_dir: Path) -> "list[Finding]":
         identity = folder.join()
         # Nobody is served here: the public URL is only one that a setting must have.
         environ = folder.environ(identity, folder.app_url(identity), "http://localhost", os.environ)
-        found: list[Finding] = run_local(checks.examine(environ | {"STATEROOM_OPERATOR_KEY": identity.operator_key}))
-        return found
+        findings: list[Finding] = run_local(checks.examine(environ | {"STATEROOM_OPERATOR_KEY": identity.operator_key}))
+        return findings
 
 
 COMMANDS = (serve, worker, init, doctor, database_group, root_key_group)

@@ -168,9 +168,9 @@ async def serve(
     Args:
         app: The application; started and stopped here.
         listener: A bound socket.
-        stop: Who asks.
+        stop: The request to stop.
         drain: The application's way out.
-        connections: What connections go by.
+        connections: The settings and counters of the process's connections.
         on_ready: Called once, when ``/readyz`` said 200. What it raises ends the serving.
         supervisor: Who is told of readiness after that, and of the stop.
 
@@ -207,7 +207,9 @@ async def serve(
         async with app.lifespan():
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             announcing = asyncio.create_task(_announce(listener.getsockname(), on_ready, supervisor))
-            announcing.add_done_callback(lambda said: None if said.cancelled() or not said.exception() else over.set())
+            announcing.add_done_callback(
+                lambda ended: None if ended.cancelled() or not ended.exception() else over.set()
+            )
             ending = asyncio.create_task(over.wait())
             beside = [announcing, ending, asyncio.create_task(drain.run(over.set))]
             try:

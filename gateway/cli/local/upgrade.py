@@ -34,9 +34,9 @@ def database_processes(*, data_dir: Path | None, as_json: bool) -> None:
     async def ask(store: "Store") -> "tuple[list[Process], int]":
         return await store.processes.all(), await store.processes.unregistered()
 
-    found, unregistered = run_on_store(ask, data_dir)
+    registered, unregistered = run_on_store(ask, data_dir)
     if as_json:
-        for each in found:
+        for each in registered:
             render.emit_json(
                 {
                     "instance": each.instance,
@@ -57,7 +57,7 @@ def database_processes(*, data_dir: Path | None, as_json: bool) -> None:
                 _moment(each.started_at),
                 ", ".join(name for name in KNOWN_NAMES if name not in each.features) or "-",
             )
-            for each in found
+            for each in registered
         ]
         render.table(_COLUMNS, rows, empty="No process is entered.")
     if unregistered:
@@ -156,14 +156,14 @@ def database_adopt_control_rows(*, dry_run: bool, data_dir: Path | None, as_json
     async def adopt(store: "Store") -> int:
         repair = store.control_repair
         count = 0
-        async for found in repair.without_mac() if dry_run else repair.adopt():
+        async for each in repair.without_mac() if dry_run else repair.adopt():
             count += 1
-            says = [value.decode(errors="replace") if isinstance(value, bytes) else value for value in found.row.says]
+            says = [value.decode(errors="replace") if isinstance(value, bytes) else value for value in each.row.says]
             if as_json:
-                said = [str(value) if isinstance(value, datetime) else value for value in says]
-                render.emit_json({"tenant_id": str(found.tenant_id), "row": str(found.row), "says": said})
+                shown = [str(value) if isinstance(value, datetime) else value for value in says]
+                render.emit_json({"tenant_id": str(each.tenant_id), "row": str(each.row), "says": shown})
             else:
-                render.line(f"tenant {found.tenant_id}: {found.row} says {' | '.join(map(str, says))}")
+                render.line(f"tenant {each.tenant_id}: {each.row} says {' | '.join(map(str, says))}")
         return count
 
     count = run_on_store(adopt, data_dir)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 from gateway.cli import render
+from gateway.cli.calling import Listing, Remote, as_either, as_subject
 from gateway.cli.failure import ExitCode, Failure
-from gateway.cli.opening import as_either, as_tenant
-from gateway.cli.parameters import Waiting, gathered, json_option, page_options, subject_option, url_option
-from gateway.cli.remote.jobs import Patience, flat, job_path, timeout_option
+from gateway.cli.parameters import Page, json_option, page_options
+from gateway.cli.remote.jobs import Patience, Waiting, flat, waiting_options
 
 if TYPE_CHECKING:
     from gateway.cli.connection import Connection
@@ -22,23 +22,17 @@ LOOK_SECONDS = 0.5
 LOOK_SECONDS_MAX = 30.0
 # What the job says is asked for as often as that.
 LOOKS_FOR_THE_JOB = 4
-_ROUND_TIMES = ("lease_until", "due_at", "started_at", "finished_at", "late_since")
+_JOBS = Listing(
+    {name: name for name in ("job_id", "kind", "target", "state", "progress", "error", "updated_at")},
+    empty="No jobs.",
+    row=flat,
+)
+_waiting_options = waiting_options("Start the job and do not wait for its end.")
 
-detach_option = click.option("--detach", is_flag=True, help="Start the job and do not wait for its end.")
 
-
-def _move(
-    verb: str,
-    thread_id: str,
-    query: dict[str, Any],
-    *,
-    subject: str | None,
-    url: str | None,
-    waiting: Waiting,
-    as_json: bool,
-) -> None:
+def _move(verb: str, thread_id: str, query: dict[str, Any], waiting: Waiting, remote: Remote) -> None:
     wanted = "archive" if verb == "archive" else "hot"
-    with as_tenant(url, subject) as connection:
+    with remote.connect() as connection:
         begun = connection.call("POST", ["threads", thread_id, verb], query=query)
         if "job_id" not in begun:
             render.say(f"{thread_id} is in the {wanted} tier already.")
@@ -46,16 +40,14 @@ def _move(
             render.say(f"Job {begun['job_id']}")
         else:
             _wait(connection, thread_id, verb, wanted, begun["job_id"], waiting.timeout_seconds)
-        found = begun if waiting.detach else connection.call("GET", ["threads", thread_id])
-    if as_json:
-        render.emit_json(found)
-        return
-    if "job_id" in found:
-        shown = flat(found)
+        thread = begun if waiting.detach else connection.call("GET", ["threads", thread_id])
+    if remote.as_json:
+        shown = thread
+    elif "job_id" in thread:
+        shown = flat(thread)
     else:
-        shown = {name: value for name, value in found.items() if name != "archive"} | (found.get("archive") or {})
-    times = ("created_at", "updated_at", "archived_at")
-    render.record({name: render.moment(shown[name]) if name in times else render.cell(shown[name]) for name in shown})
+        shown = {name: value for name, value in thread.items() if name != "archive"} | (thread.get("archive") or {})
+    remote.print_record(shown)
 
 
 def _wait(
@@ -66,15 +58,15 @@ def _wait(
     Raises:
         Failure: the job ended, and the thread is not there; or it did not end within ``timeout_seconds``.
     """
-    said, waits, looks, patience = None, "", 0, Patience(timeout_seconds)
+    shown, waits, looks, patience = None, "", 0, Patience(timeout_seconds)
     while True:
-        found = connection.call("GET", ["threads", thread_id])
-        if found["tier"] == wanted:
+        thread = connection.call("GET", ["threads", thread_id])
+        if thread["tier"] == wanted:
             return
-        archive = found.get("archive")
+        archive = thread.get("archive")
         progress = _progress(verb, archive) + waits
-        if progress != said:
-            said = progress
+        if progress != shown:
+            shown = progress
             render.say(progress)
         over = archive is not None and archive["job_id"] is None and archive["state"] != "unknown"
         job = _job(connection, job_id) if looks and not looks % LOOKS_FOR_THE_JOB and not over else None
@@ -110,12 +102,12 @@ def _progress(verb: str, archive: dict[str, Any] | None) -> str:
 def _job(connection: "Connection", job_id: str) -> dict[str, Any] | None:
     """The job; None: this key may not see jobs."""
     try:
-        found: dict[str, Any] = connection.call("GET", ["jobs", job_id])
+        job: dict[str, Any] = connection.call("GET", ["jobs", job_id])
     except Failure as refused:
         if refused.exit_code in {ExitCode.DENIED, ExitCode.NOT_FOUND}:
             return None
         raise
-    return found
+    return job
 
 
 def _why(connection: "Connection", job_id: str) -> str:
@@ -126,97 +118,50 @@ def _why(connection: "Connection", job_id: str) -> str:
 @click.command("archive")
 @click.argument("thread_id")
 @click.option("--storage-class", metavar="CLASS", help="S3 storage class, such as GLACIER.  [default: the bucket's]")
-@detach_option
-@timeout_option
-@subject_option
-@url_option
-@json_option
-@gathered("waiting", Waiting)
-def archive(
-    *,
-    thread_id: str,
-    storage_class: str | None,
-    waiting: Waiting,
-    subject: str | None,
-    url: str | None,
-    as_json: bool,
-) -> None:
+@_waiting_options
+@as_subject
+def archive(*, thread_id: str, storage_class: str | None, waiting: Waiting, remote: Remote) -> None:
     """Move a thread to the archive: one sealed object instead of rows. It stays listed; unless frozen, readable."""
-    query = {"storage_class": storage_class}
-    _move("archive", thread_id, query, subject=subject, url=url, waiting=waiting, as_json=as_json)
+    _move("archive", thread_id, {"storage_class": storage_class}, waiting, remote)
 
 
 @click.command("thread")
 @click.argument("thread_id")
-@detach_option
-@timeout_option
-@subject_option
-@url_option
-@json_option
-@gathered("waiting", Waiting)
-def restore_thread(
-    *,
-    thread_id: str,
-    waiting: Waiting,
-    subject: str | None,
-    url: str | None,
-    as_json: bool,
-) -> None:
+@_waiting_options
+@as_subject
+def restore_thread(*, thread_id: str, waiting: Waiting, remote: Remote) -> None:
     """Bring a thread back from the archive, thawing it first if need be. `stateroom restore ID` is the same."""
-    _move("restore", thread_id, {}, subject=subject, url=url, waiting=waiting, as_json=as_json)
+    _move("restore", thread_id, {}, waiting, remote)
 
 
 @click.command("jobs")
 @page_options
-@click.option("--operator", is_flag=True, help="The deployment's, with STATEROOM_OPERATOR_KEY.")
-@url_option
-@json_option
-def jobs(*, limit: int, everything: bool, operator: bool, url: str | None, as_json: bool) -> None:
+@as_either("The deployment's, with STATEROOM_OPERATOR_KEY.", json_option)
+def jobs(*, page: Page, remote: Remote) -> None:
     """Show who is at what: the tenant's jobs (archive, restore, rotate, ...), newest first, and its retention round.
 
     Each has one owner at a time, by a lease that ends when its process dies.
     """
-    with as_either(url, operator=operator) as connection:
-        wanted = None if everything else limit
-        rows: list[dict[str, Any]] = []
-        cut = False
-        for job in connection.pages(job_path(operator, "jobs"), "jobs", rows_wanted=wanted):
-            cut = wanted is not None and len(rows) == wanted
-            if cut:
-                break
-            rows.append(job)
-        round_ = None if operator else connection.call("GET", ["retention", "round"])
-    if as_json:
-        for job in rows:
-            render.emit_json(job)
-        if round_ is not None:
-            render.emit_json({"kind": "retention-round", **round_})
-        return
-    columns = ("job_id", "kind", "target", "state", "progress", "error", "updated_at")
-    table = [
-        [render.moment(job[name]) if name.endswith("_at") else render.cell(job[name]) for name in columns]
-        for job in map(flat, rows)
-    ]
-    render.table(list(columns), table, empty="No jobs.")
-    if cut:
-        render.say("There is more: --limit N or --all.")
-    if round_ is not None:
+    with remote.connect() as connection:
+        remote.print_list(connection.pages(remote.path("jobs"), "jobs", rows_wanted=page.rows_wanted), page, _JOBS)
+        round_ = None if remote.operator else connection.call("GET", ["retention", "round"])
+    if round_ is not None and remote.as_json:
+        render.emit_json({"kind": "retention-round", **round_})
+    elif round_ is not None:
         _print_round(round_)
 
 
-def _print_round(found: dict[str, Any]) -> None:
+def _print_round(round_: dict[str, Any]) -> None:
     render.line("")
-    if found["state"] == "none":
+    if round_["state"] == "none":
         render.line("No rounds of retention: nobody said how long threads are kept.")
         return
     render.line("Retention round")
-    shown = {name: value for name, value in found.items() if value is not None and value != {}}
+    shown = {name: value for name, value in round_.items() if value is not None and value != {}}
     for what in ("done", "due"):
         if what in shown:
             shown[what] = ", ".join(f"{action} {count:,}" for action, count in sorted(shown[what].items()))
-    render.record(
-        {name: render.moment(value) if name in _ROUND_TIMES else render.cell(value) for name, value in shown.items()}
-    )
+    render.record({name: render.member(name, value) for name, value in shown.items()})
 
 
 COMMANDS = (archive, jobs)

@@ -8,27 +8,25 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
 from gateway.cli import render
-from gateway.cli.failure import ExitCode, Failure
-from gateway.cli.opening import as_tenant, patiently
-from gateway.cli.parameters import gathered, json_option, page_options, subject_option, url_option
+from gateway.cli.calling import Listing, Remote, as_silent_subject, as_subject, confirm, yes_option
+from gateway.cli.failure import Failure
+from gateway.cli.parameters import Page, gathered, page_options
 
-if TYPE_CHECKING:
-    from gateway.cli.connection import Connection
-
-_TIMES = ("created_at", "expires_at")
-_COLUMNS = {
-    "artifact_id": "Artifact",
-    "name": "Name",
-    "version": "Version",
-    "media_type": "Type",
-    "size_bytes": "Bytes",
-    "created_at": "Created",
-}
+_ARTIFACTS = Listing(
+    {
+        "artifact_id": "Artifact",
+        "name": "Name",
+        "version": "Version",
+        "media_type": "Type",
+        "size_bytes": "Bytes",
+        "created_at": "Created",
+    },
+    empty="No artifacts.",
+)
 _ATTEMPT_SECONDS = 120.0  # without any progress on the connection
 _TOTAL_SECONDS = 24 * 3600.0  # a large file over a slow line
 _PERCENT = 100
@@ -46,18 +44,8 @@ def _progress() -> Callable[[int, int | None], None] | None:
     return show
 
 
-def _print(item: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        render.emit_json(item)
-    else:
-        render.record(
-            {name: render.moment(value) if name in _TIMES else render.cell(value) for name, value in item.items()}
-        )
-
-
-def _show(connection: "Connection", artifact_id: str) -> dict[str, Any]:
-    shown: dict[str, Any] = connection.call("GET", ["artifacts", artifact_id.removeprefix("stateroom:artifact:")])
-    return shown
+def _path(artifact_id: str) -> list[str]:
+    return ["artifacts", artifact_id.removeprefix("stateroom:artifact:")]
 
 
 @click.group("artifact")
@@ -80,23 +68,19 @@ class _Upload:
 @click.option("--name", help="What to call it; the file's name when left out.")
 @click.option("--media-type", help="Its media type; guessed from the name when left out.")
 @click.option("--resume", metavar="UPLOAD_ID", help="Go on with an upload that broke off; unchanged parts stay.")
-@subject_option
-@url_option
-@json_option
+@as_subject
 @gathered("how", _Upload)
 def artifact_upload(
     *,
     thread_id: str,
     file: Path,
     how: _Upload,
-    subject: str | None,
-    url: str | None,
-    as_json: bool,
+    remote: Remote,
 ) -> None:
     """Store a file in a thread, which is made if there is none."""
     from stateroom.errors import StateroomError
 
-    with patiently(url, subject, attempt_seconds=_ATTEMPT_SECONDS, total_seconds=_TOTAL_SECONDS) as connection:
+    with remote.connect(attempt_seconds=_ATTEMPT_SECONDS, total_seconds=_TOTAL_SECONDS) as connection:
         with connection.sdk() as client:
             try:
                 stored = client.artifacts.upload(thread_id, file, progress=_progress(), **asdict(how))
@@ -105,89 +89,55 @@ def artifact_upload(
                 if upload_id:
                     render.say(f"What arrived is kept: go on with --resume {upload_id}")
                 raise
-        _print(_show(connection, stored.artifact_id), as_json=as_json)
+        remote.print_record(connection.call("GET", _path(stored.artifact_id)))
 
 
 @artifact_group.command("download")
 @click.argument("artifact_id")
 @click.argument("target", type=click.Path(path_type=Path, allow_dash=True))
-@subject_option
-@url_option
-def artifact_download(*, artifact_id: str, target: Path, subject: str | None, url: str | None) -> None:
+@as_silent_subject
+def artifact_download(*, artifact_id: str, target: Path, remote: Remote) -> None:
     """Bring an artifact's content to a file (or - for stdout) and check its digest; goes on where it broke off."""
-    connecting = patiently(url, subject, attempt_seconds=_ATTEMPT_SECONDS, total_seconds=_TOTAL_SECONDS)
+    connecting = remote.connect(attempt_seconds=_ATTEMPT_SECONDS, total_seconds=_TOTAL_SECONDS)
     with connecting as connection, connection.sdk() as client:
         if str(target) == "-":
             client.artifacts.download(artifact_id, render.results().buffer)
             render.results().buffer.flush()
             return
         try:
-            found = client.artifacts.download(artifact_id, target, progress=_progress())
+            artifact = client.artifacts.download(artifact_id, target, progress=_progress())
         except OSError as error:
-            raise Failure(f"cannot write {target}", detail=str(error.strerror), exit_code=ExitCode.FAILURE) from None
-    render.say(f"{found.size_bytes:,} bytes, digest verified: {target}")
+            raise Failure(f"cannot write {target}", detail=str(error.strerror)) from None
+    render.say(f"{artifact.size_bytes:,} bytes, digest verified: {target}")
 
 
 @artifact_group.command("list")
 @click.argument("thread_id")
 @click.option("--name", help="Only the versions of this name.")
 @page_options
-@subject_option
-@url_option
-@json_option
-def artifact_list(
-    *,
-    thread_id: str,
-    name: str | None,
-    limit: int,
-    everything: bool,
-    subject: str | None,
-    url: str | None,
-    as_json: bool,
-) -> None:
+@as_subject
+def artifact_list(*, thread_id: str, name: str | None, page: Page, remote: Remote) -> None:
     """List a thread's artifacts, newest first."""
-    shown = []
-    with as_tenant(url, subject) as connection:
-        wanted = None if everything else limit
-        pages = connection.pages(
-            ["threads", thread_id, "artifacts"], "artifacts", query={"name": name}, rows_wanted=wanted
-        )
-        for count, item in enumerate(pages):
-            if count == wanted:
-                render.say("There is more: --limit N or --all.")
-                break
-            if as_json:
-                render.emit_json(item)
-            else:
-                shown.append(
-                    [render.moment(item[one]) if one in _TIMES else render.cell(item[one]) for one in _COLUMNS]
-                )
-    if not as_json:
-        render.table(list(_COLUMNS.values()), shown, empty="No artifacts.")
+    path = ["threads", thread_id, "artifacts"]
+    remote.print_pages(path, "artifacts", page, _ARTIFACTS, query={"name": name})
 
 
 @artifact_group.command("show")
 @click.argument("artifact_id")
-@subject_option
-@url_option
-@json_option
-def artifact_show(*, artifact_id: str, subject: str | None, url: str | None, as_json: bool) -> None:
+@as_subject
+def artifact_show(*, artifact_id: str, remote: Remote) -> None:
     """Show an artifact, named by its id or its pointer, without its content."""
-    with as_tenant(url, subject) as connection:
-        _print(_show(connection, artifact_id), as_json=as_json)
+    remote.print_record(remote.call("GET", _path(artifact_id)))
 
 
 @artifact_group.command("delete")
 @click.argument("artifact_id")
-@click.option("--yes", "assume_yes", is_flag=True, help="Do not ask.")
-@subject_option
-@url_option
-def artifact_delete(*, artifact_id: str, assume_yes: bool, subject: str | None, url: str | None) -> None:
+@yes_option
+@as_silent_subject
+def artifact_delete(*, artifact_id: str, assume_yes: bool, remote: Remote) -> None:
     """Delete an artifact that no checkpoint names."""
-    if not assume_yes:
-        click.confirm(f"Delete artifact {render.safe(artifact_id)}?", abort=True, err=True)
-    with as_tenant(url, subject) as connection:
-        connection.call("DELETE", ["artifacts", artifact_id.removeprefix("stateroom:artifact:")])
+    confirm(f"Delete artifact {render.safe(artifact_id)}?", assume_yes)
+    remote.call("DELETE", _path(artifact_id))
     render.say(f"Deleted {artifact_id}.")
 
 
@@ -196,28 +146,23 @@ def artifact_delete(*, artifact_id: str, assume_yes: bool, subject: str | None, 
 @click.option("--ttl", "ttl_seconds", type=click.IntRange(1, 900), default=300, show_default=True, help="Seconds.")
 @click.option("--inline", is_flag=True, help="To be shown in a page: pictures, sound, video, PDF, plain text.")
 @click.option("--revoke", is_flag=True, help="End every URL made so far instead.")
-@subject_option
-@url_option
-@json_option
+@as_subject
 def artifact_url(
     *,
     artifact_id: str,
     ttl_seconds: int,
     inline: bool,
     revoke: bool,
-    subject: str | None,
-    url: str | None,
-    as_json: bool,
+    remote: Remote,
 ) -> None:
     """Make a URL that reads an artifact for a few minutes without a credential; whoever has it may."""
-    path = ["artifacts", artifact_id.removeprefix("stateroom:artifact:"), "urls"]
-    with as_tenant(url, subject) as connection:
-        if revoke:
-            connection.call("DELETE", path)
-            render.say("Every URL made so far is revoked.")
-            return
-        body = {"ttl_seconds": ttl_seconds, "disposition": "inline" if inline else "attachment"}
-        _print(connection.call("POST", path, body=body), as_json=as_json)
+    path = [*_path(artifact_id), "urls"]
+    if revoke:
+        remote.call("DELETE", path)
+        render.say("Every URL made so far is revoked.")
+        return
+    body = {"ttl_seconds": ttl_seconds, "disposition": "inline" if inline else "attachment"}
+    remote.print_record(remote.call("POST", path, body=body))
 
 
 COMMANDS = (artifact_group,)

@@ -8,19 +8,9 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 from gateway.cli import render
+from gateway.cli.calling import Listing, Remote, as_subject
 from gateway.cli.failure import ExitCode, Failure
-from gateway.cli.listing import Listing, print_listing, print_record
-from gateway.cli.opening import as_tenant
-from gateway.cli.parameters import (
-    STATUSES,
-    Moment,
-    Page,
-    gathered,
-    json_option,
-    page_options,
-    subject_option,
-    url_option,
-)
+from gateway.cli.parameters import STATUSES, Moment, Page, gathered, page_options
 
 if TYPE_CHECKING:
     from gateway.cli.connection import Connection
@@ -47,7 +37,7 @@ class _Filters:
 
 @dataclass(frozen=True, slots=True)
 class _FiltersAcross:
-    """Which are listed of all threads, likewise."""
+    """Which checkpoints of all threads are listed; None: whatever they have."""
 
     agent: str | None
     since: datetime | None
@@ -65,21 +55,16 @@ class _FiltersAcross:
 @click.option("--since", type=Moment("ago"), help="Not older: 24h, or an RFC 3339 time (without THREAD_ID).")
 @click.option("--until", type=Moment("ago"), help="Older: 24h, or an RFC 3339 time (without THREAD_ID).")
 @page_options
-@subject_option
-@url_option
-@json_option
+@as_subject
 @gathered("filters", _Filters)
 @gathered("across", _FiltersAcross)
-@gathered("page", Page)
 def checkpoint_list(
     *,
     thread_id: str | None,
     filters: _Filters,
     across: _FiltersAcross,
     page: Page,
-    subject: str | None,
-    url: str | None,
-    as_json: bool,
+    remote: Remote,
 ) -> None:
     """List checkpoints, newest first: of one thread, or of all threads of the subject."""
     query: dict[str, Any] = asdict(filters)
@@ -93,7 +78,7 @@ def checkpoint_list(
         raise click.UsageError("--agent, --since and --until work across threads: leave out THREAD_ID.")
     else:
         path = ["threads", thread_id, "checkpoints"]
-    with as_tenant(url, subject) as connection:
+    with remote.connect() as connection:
         pages = connection.pages(path, "checkpoints", query=query, rows_wanted=page.rows_wanted)
         columns = {
             "checkpoint_id": "Checkpoint",
@@ -111,13 +96,8 @@ def checkpoint_list(
         first = next(pages, None)
         if first is not None and "subject_id" in first:  # over all subjects: equal ids are different threads
             columns = {"subject_id": "Subject", **columns}
-        print_listing(
-            Listing(() if first is None else chain([first], pages), page.limit, page.everything),
-            columns,
-            as_json=as_json,
-            empty="No checkpoints.",
-            times=("created_at",),
-        )
+        checkpoints = () if first is None else chain([first], pages)
+        remote.print_list(checkpoints, page, Listing(columns, empty="No checkpoints."))
 
 
 @checkpoint_group.command("show")
@@ -125,40 +105,36 @@ def checkpoint_list(
 @click.argument("checkpoint_id", default="latest")
 @click.option("--namespace", default="", metavar="NAME", help="The namespace; the root when left out.")
 @click.option("--state/--no-state", "with_state", default=True, help="Whether to load and print the state.")
-@subject_option
-@url_option
-@json_option
+@as_subject
 def checkpoint_show(
     *,
     thread_id: str,
     checkpoint_id: str,
     namespace: str,
     with_state: bool,
-    subject: str | None,
-    url: str | None,
-    as_json: bool,
+    remote: Remote,
 ) -> None:
     """Show a checkpoint, the latest when none is named, with its state and pending writes."""
-    with as_tenant(url, subject) as connection:
-        found = load(connection, thread_id, checkpoint_id, namespace, view="state" if with_state else "none")
-    if as_json:
-        render.emit_json(found)
-    else:
-        print_checkpoint(found)
+    with remote.connect() as connection:
+        checkpoint = load(connection, thread_id, checkpoint_id, namespace, view="state" if with_state else "none")
+    print_checkpoint(remote, checkpoint)
 
 
-def print_checkpoint(found: dict[str, Any]) -> None:
-    """Print a checkpoint for people: its columns, then its state and pending writes where it has them."""
-    clear = {name: value for name, value in found.items() if name not in {"state", "channels", "pending_writes"}}
-    print_record(clear, as_json=False, times=("created_at",))
-    if "state" in found:
+def print_checkpoint(remote: Remote, checkpoint: dict[str, Any]) -> None:
+    """Print a checkpoint: for people its columns, then its state and pending writes where it has them."""
+    if remote.as_json:
+        render.emit_json(checkpoint)
+        return
+    inside = {"state", "channels", "pending_writes"}
+    remote.print_record({name: value for name, value in checkpoint.items() if name not in inside})
+    if "state" in checkpoint:
         render.line("")
         render.line("State")
-        render.document(found["state"])
-    if found.get("pending_writes"):
+        render.document(checkpoint["state"])
+    if checkpoint.get("pending_writes"):
         render.line("")
         render.line("Pending writes")
-        for write in found["pending_writes"]:
+        for write in checkpoint["pending_writes"]:
             value = render.compact(write.get("value"))
             render.line(f"  {write['task_id']} #{write['idx']} {write['channel']}: {value}")
 
@@ -180,9 +156,7 @@ class _Sides:
 @click.option("--namespace", default="", metavar="NAME", help="The namespace; the root when left out.")
 @click.option("--full", is_flag=True, help="Print values whole, however long.")
 @click.option("--exit-code", "speak_by_exit_code", is_flag=True, help="Exit with 1 when the states differ.")
-@subject_option
-@url_option
-@json_option
+@as_subject
 @click.pass_context
 @gathered("sides", _Sides)
 def checkpoint_diff(
@@ -191,9 +165,7 @@ def checkpoint_diff(
     sides: _Sides,
     full: bool,
     speak_by_exit_code: bool,
-    subject: str | None,
-    url: str | None,
-    as_json: bool,
+    remote: Remote,
 ) -> None:
     """Show what changed between the states of two checkpoints, path by path.
 
@@ -202,14 +174,14 @@ def checkpoint_diff(
     """
     from gateway.cli.state_diff import differences
 
-    with as_tenant(url, subject) as connection:
+    with remote.connect() as connection:
         thread_id, namespace = sides.thread_id, sides.namespace
         newer = load(connection, thread_id, sides.to_id, namespace, view="state")
         from_id = sides.from_id or newer["parent_id"]
         older = load(connection, thread_id, from_id, namespace, view="state") if from_id else None
     changes = list(differences(older["state"] if older else {}, newer["state"]))
     rebuilt = sorted({*newer["delta_channels"], *(older["delta_channels"] if older else [])})
-    if as_json:
+    if remote.as_json:
         _emit_changes(older, newer, changes)
     else:
         _print_changes(older, newer, changes, full=full)
@@ -226,10 +198,10 @@ def load(connection: "Connection", thread_id: str, checkpoint_id: str, namespace
         Failure: the gateway refused, or what answers is no gateway.
     """
     path = ["threads", thread_id, "checkpoints", checkpoint_id]
-    found = connection.call("GET", path, query={"namespace": namespace, "view": view})
-    if not isinstance(found, dict):
+    answer = connection.call("GET", path, query={"namespace": namespace, "view": view})
+    if not isinstance(answer, dict):
         raise Failure("The gateway's answer is not a checkpoint", hint="Is STATEROOM_URL really a Stateroom gateway?")
-    return found
+    return answer
 
 
 def _side(checkpoint: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -1,12 +1,16 @@
 """Following a job of the gateway to its end, or for as long as somebody has time for it."""
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
 from gateway.cli import render
+from gateway.cli.calling import Remote
 from gateway.cli.failure import ExitCode, Failure
+from gateway.cli.parameters import Command, gathered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +27,19 @@ timeout_option = click.option(
     metavar="SECONDS",
     help="Wait at most this long; the job goes on, and the exit code is 7.  [default: to its end]",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Whether a command leaves the job that it begins to itself, and how long it waits otherwise; None: to its end."""
+
+    detach: bool
+    timeout_seconds: float | None
+
+
+def waiting_options(detach_help: str) -> Callable[[Command], Command]:
+    """Add ``--detach`` and ``--timeout``."""
+    return gathered("waiting", Waiting, click.option("--detach", is_flag=True, help=detach_help), timeout_option)
 
 
 class Patience:
@@ -49,11 +66,6 @@ class Patience:
         time.sleep(min(seconds, left))
 
 
-def job_path(operator: bool, *more: str) -> list[str]:
-    """The path of the tenant's own, or of the deployment's."""
-    return ["admin", *more] if operator else list(more)
-
-
 def progress_of(job: "Mapping[str, Any]") -> str:
     """How far a job is, in words, and what it waits for."""
     done, total = job["progress"]["done"], job["progress"]["total"]
@@ -75,20 +87,20 @@ def flat(job: "Mapping[str, Any]") -> dict[str, Any]:
 
 
 def follow(
-    connection: "Connection", job_id: str, *, operator: bool, timeout_seconds: float | None = None
+    remote: Remote, connection: "Connection", job_id: str, *, timeout_seconds: float | None = None
 ) -> dict[str, Any]:
     """Show how far a job is, and what it waits for, until it ends; it goes on when this is interrupted.
 
     Raises:
         Failure: it failed, or did not end within ``timeout_seconds``.
     """
-    said, patience = None, Patience(timeout_seconds)
-    again = f"stateroom job show {job_id} --wait" + " --operator" * operator
+    shown, patience = None, Patience(timeout_seconds)
+    again = f"stateroom job show {job_id} --wait" + " --operator" * remote.operator
     while True:
-        job: dict[str, Any] = connection.call("GET", job_path(operator, "jobs", job_id))
+        job: dict[str, Any] = connection.call("GET", remote.path("jobs", job_id))
         progress = progress_of(job)
-        if progress != said:
-            said = progress
+        if progress != shown:
+            shown = progress
             render.say(f"{job['kind']}: {progress}")
         if job["state"] == "failed":
             raise Failure("the job failed", detail=job["error"] or "", facts={"job_id": job_id})

@@ -5,22 +5,20 @@ they are interrupted. `restore accept` works on a database that no gateway serve
 with ``--data-dir``, on an embedded gateway's folder, whose engines it starts.
 """
 
-import os
-from collections.abc import Sequence
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
 from gateway.cli import render
+from gateway.cli.calling import Listing, Remote, as_either, as_operator, as_tenant
 from gateway.cli.failure import ExitCode, Failure
-from gateway.cli.local.running import run_local, settings_from_environment
-from gateway.cli.opening import as_either, as_operator, as_tenant
-from gateway.cli.parameters import data_dir_option, json_option, page_options, url_option
+from gateway.cli.local.running import run_with_settings
+from gateway.cli.parameters import Page, data_dir_option, gathered, json_option, page_options
 from gateway.cli.remote.administration.tenants import tenant_group
 from gateway.cli.remote.archive import restore_thread
-from gateway.cli.remote.jobs import flat, follow, job_path, timeout_option
+from gateway.cli.remote.jobs import flat, follow, timeout_option
 
 if TYPE_CHECKING:
     from gateway.cli.connection import Connection
@@ -28,51 +26,58 @@ if TYPE_CHECKING:
     from storage.administration.anchors import Restored
     from storage.key_lifecycle.shred import Accepted
 
-_TIMES = ("created_at", "updated_at", "destroyed_at", "shred_effective_at")
-
-operator_option = click.option(
-    "--operator", is_flag=True, help="As the operator (STATEROOM_OPERATOR_KEY): the root keys of the deployment."
+_DEPLOYMENTS = "As the operator (STATEROOM_OPERATOR_KEY): the root keys of the deployment."
+_JOBS = Listing(
+    {
+        "job_id": "Job id",
+        "kind": "Kind",
+        "target": "Target",
+        "state": "State",
+        "progress": "Progress",
+        "created_at": "Created at",
+    },
+    empty="No jobs.",
+    row=flat,
 )
-wait_option = click.option(
-    "--wait/--no-wait", default=True, show_default=True, help="Wait for the end, and show how far it is."
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """Whether a command waits for the end of its job, and for how long at most; None: to its end."""
+
+    wait: bool
+    timeout_seconds: float | None
+
+
+following_options = gathered(
+    "following",
+    Following,
+    click.option("--wait/--no-wait", default=True, show_default=True, help="Wait for the end, and show how far it is."),
+    timeout_option,
 )
 
 
-def _shown(item: dict[str, Any]) -> dict[str, str]:
-    return {name: render.moment(value) if name in _TIMES else render.cell(value) for name, value in item.items()}
-
-
-def _print(item: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        render.emit_json(item)
-    else:
-        render.record(_shown(item))
-
-
-def _table(items: Sequence[dict[str, Any]], columns: Sequence[str], *, empty: str) -> None:
+def _table(items: list[dict[str, Any]], columns: tuple[str, ...], *, empty: str) -> None:
     titles = [name.replace("_", " ").capitalize() for name in columns]
-    render.table(titles, [[_shown(item)[name] for name in columns] for item in items], empty=empty)
+    render.table(titles, [[render.member(name, item[name]) for name in columns] for item in items], empty=empty)
 
 
-def _follow(connection: "Connection", job_id: str, *, operator: bool, timeout_seconds: float | None) -> dict[str, Any]:
-    job = follow(connection, job_id, operator=operator, timeout_seconds=timeout_seconds)
+def _follow(remote: Remote, connection: "Connection", job_id: str, timeout_seconds: float | None) -> dict[str, Any]:
+    job = follow(remote, connection, job_id, timeout_seconds=timeout_seconds)
     if job["note"]:
         render.say(job["note"])
     return job
 
 
-def _end(
-    connection: "Connection",
-    started: dict[str, Any],
-    *,
-    operator: bool,
-    wait: bool,
-    timeout_seconds: float | None,
-    as_json: bool,
-) -> None:
-    if wait:
-        started |= _follow(connection, started["job_id"], operator=operator, timeout_seconds=timeout_seconds)
-    _print(started if as_json else flat(started), as_json=as_json)
+def _end(remote: Remote, connection: "Connection", job: dict[str, Any], following: Following) -> None:
+    """Follow the job that was begun, if the command waits for it, and print it."""
+    if following.wait:
+        job |= _follow(remote, connection, job["job_id"], following.timeout_seconds)
+    _print_job(remote, job)
+
+
+def _print_job(remote: Remote, job: dict[str, Any]) -> None:
+    remote.print_record(job if remote.as_json else flat(job))
 
 
 @click.group("key")
@@ -81,61 +86,49 @@ def key_group() -> None:
 
 
 @key_group.command("status")
-@click.option("--subject", metavar="ID", help="Show this subject's keys, too.")
-@operator_option
-@url_option
-@json_option
-def key_status(*, subject: str | None, operator: bool, url: str | None, as_json: bool) -> None:
+@click.option("--subject", "subject_id", metavar="ID", help="Show this subject's keys, too.")
+@as_either(_DEPLOYMENTS, json_option)
+def key_status(*, subject_id: str | None, remote: Remote) -> None:
     """Show the versions of the tenant's key; with --operator, which root keys wrap how many tenant keys."""
-    if operator and subject:
+    if remote.operator and subject_id:
         raise click.UsageError("--operator sees no subject.")
-    with as_either(url, operator=operator) as connection:
-        query = None if operator else {"subject_id": subject}
-        found = connection.call("GET", job_path(operator, "keys"), query=query)
-    if as_json:
-        render.emit_json(found)
-    elif operator:
+    status = remote.call("GET", remote.path("keys"), query=None if remote.operator else {"subject_id": subject_id})
+    if remote.as_json:
+        render.emit_json(status)
+    elif remote.operator:
         columns: tuple[str, ...] = ("provider", "root_key_id", "root_key_version", "tenant_keys")
-        _table(found["root_keys"], columns, empty="No tenant has a key yet.")
+        _table(status["root_keys"], columns, empty="No tenant has a key yet.")
     else:
         columns = ("key_version", "state", "provider", "root_key_version", "subject_keys", "created_at", "destroyed_at")
-        _table(found["tenant_keys"], columns, empty="The tenant has no key yet.")
-        if found["subject_keys"] is not None:
+        _table(status["tenant_keys"], columns, empty="The tenant has no key yet.")
+        if status["subject_keys"] is not None:
             columns = ("purpose", "key_version", "state", "created_at", "destroyed_at", "shred_effective_at")
-            _table(found["subject_keys"], columns, empty="")
+            _table(status["subject_keys"], columns, empty="")
 
 
 @key_group.command("rotate")
-@click.option("--subject", metavar="ID", help="This subject's data key; without: the tenant's key.")
-@wait_option
-@timeout_option
-@url_option
-@json_option
-def key_rotate(
-    *, subject: str | None, wait: bool, timeout_seconds: float | None, url: str | None, as_json: bool
-) -> None:
+@click.option("--subject", "subject_id", metavar="ID", help="This subject's data key; without: the tenant's key.")
+@following_options
+@as_tenant
+def key_rotate(*, subject_id: str | None, following: Following, remote: Remote) -> None:
     """Make a new key active. No request fails meanwhile; the old version goes when nothing needs it."""
-    body: dict[str, Any] = {"level": "tenant"} if subject is None else {"level": "subject", "subject_id": subject}
-    with as_tenant(url) as connection:
-        started = connection.call("POST", ["keys:rotate"], body=body)
-        _end(connection, started, operator=False, wait=wait, timeout_seconds=timeout_seconds, as_json=as_json)
+    body = {"level": "tenant"} if subject_id is None else {"level": "subject", "subject_id": subject_id}
+    with remote.connect() as connection:
+        _end(remote, connection, connection.call("POST", ["keys:rotate"], body=body), following)
 
 
 @key_group.command("rewrap")
-@operator_option
-@wait_option
-@timeout_option
-@url_option
-@json_option
-def key_rewrap(*, operator: bool, wait: bool, timeout_seconds: float | None, url: str | None, as_json: bool) -> None:
+@click.option("--operator", is_flag=True, help=_DEPLOYMENTS)
+@following_options
+@as_tenant
+def key_rewrap(*, following: Following, remote: Remote) -> None:
     """Wrap the tenant's subject keys under its newest key; with --operator, all tenant keys under the active root key.
 
     Run it with --operator after the root key was changed (the new one listed first) or rotated; the old one may go when
     it ended well. No payload is touched.
     """
-    with as_either(url, operator=operator) as connection:
-        started = connection.call("POST", job_path(operator, "keys:rewrap"))
-        _end(connection, started, operator=operator, wait=wait, timeout_seconds=timeout_seconds, as_json=as_json)
+    with remote.connect() as connection:
+        _end(remote, connection, connection.call("POST", remote.path("keys:rewrap")), following)
 
 
 # --- shredding -----------------------------------------------------------------------------------------------------
@@ -167,56 +160,36 @@ confirm_option = click.option("--confirm", metavar="ID", help="The id once more,
 
 @subject_group.command("list")
 @page_options
-@url_option
-@json_option
-def subject_list(*, limit: int, everything: bool, url: str | None, as_json: bool) -> None:
+@as_tenant
+def subject_list(*, page: Page, remote: Remote) -> None:
     """List the tenant's subjects that have keys, hence data, by id."""
-    with as_tenant(url) as connection:
-        pages = connection.pages(["subjects"], "subjects", rows_wanted=None if everything else limit)
-        found = list(pages if everything else islice(pages, limit))
-    if as_json:
-        for each in found:
-            render.emit_json(each)
-    else:
-        render.table(["Subject"], [[render.cell(each["subject_id"])] for each in found], empty="No subjects.")
+    remote.print_pages(["subjects"], "subjects", page, Listing({"subject_id": "Subject"}, empty="No subjects."))
 
 
 @subject_group.command("shred")
 @click.argument("subject_id")
 @confirm_option
-@wait_option
-@timeout_option
-@url_option
-@json_option
-def subject_shred(
-    *,
-    subject_id: str,
-    confirm: str | None,
-    wait: bool,
-    timeout_seconds: float | None,
-    url: str | None,
-    as_json: bool,
-) -> None:
+@following_options
+@as_tenant
+def subject_shred(*, subject_id: str, confirm: str | None, following: Following, remote: Remote) -> None:
     """Destroy a subject's keys, for ever: nothing it stored can be opened again, by anybody."""
     body = {"confirm": _confirmed(subject_id, confirm)}
-    with as_tenant(url) as connection:
-        answer = connection.call("POST", ["subjects", subject_id, "shred"], body=body)
-        _say_shredded(answer)
-        _end(connection, answer, operator=False, wait=wait, timeout_seconds=timeout_seconds, as_json=as_json)
+    with remote.connect() as connection:
+        shredded = connection.call("POST", ["subjects", subject_id, "shred"], body=body)
+        _say_shredded(shredded)
+        _end(remote, connection, shredded, following)
 
 
 @tenant_group.command("shred")
 @click.argument("tenant_id")
 @confirm_option
-@url_option
-@json_option
-def tenant_shred(*, tenant_id: str, confirm: str | None, url: str | None, as_json: bool) -> None:
+@as_operator
+def tenant_shred(*, tenant_id: str, confirm: str | None, remote: Remote) -> None:
     """Destroy all keys of a tenant and its subjects, for ever. The rows go in the background."""
     body = {"confirm": _confirmed(tenant_id, confirm)}
-    with as_operator(url) as connection:
-        answer = connection.call("POST", ["admin", "tenants", tenant_id, "shred"], body=body)
-    _say_shredded(answer)
-    _print(answer if as_json else flat(answer), as_json=as_json)
+    shredded = remote.call("POST", ["admin", "tenants", tenant_id, "shred"], body=body)
+    _say_shredded(shredded)
+    _print_job(remote, shredded)
 
 
 # --- jobs ----------------------------------------------------------------------------------------------------------
@@ -229,73 +202,44 @@ def job_group() -> None:
 
 @job_group.command("list")
 @page_options
-@operator_option
-@url_option
-@json_option
-def job_list(*, limit: int, everything: bool, operator: bool, url: str | None, as_json: bool) -> None:
+@as_either(_DEPLOYMENTS, json_option)
+def job_list(*, page: Page, remote: Remote) -> None:
     """List jobs, newest first."""
-    rows: list[dict[str, Any]] = []
-    cut = False
-    with as_either(url, operator=operator) as connection:
-        wanted = None if everything else limit
-        for job in connection.pages(job_path(operator, "jobs"), "jobs", rows_wanted=wanted):
-            if wanted is not None and len(rows) == wanted:
-                cut = True
-                break
-            rows.append(job)
-    if as_json:
-        for job in rows:
-            render.emit_json(job)
-        return
-    _table(list(map(flat, rows)), ("job_id", "kind", "target", "state", "progress", "created_at"), empty="No jobs.")
-    if cut:
-        render.say("There is more: --limit N or --all.")
+    remote.print_pages(remote.path("jobs"), "jobs", page, _JOBS)
 
 
 @job_group.command("show")
 @click.argument("job_id")
 @click.option("--wait", is_flag=True, help="Wait for its end, and show how far it is; --timeout waits, too.")
 @timeout_option
-@operator_option
-@url_option
-@json_option
-def job_show(
-    *, job_id: str, wait: bool, timeout_seconds: float | None, operator: bool, url: str | None, as_json: bool
-) -> None:
+@as_either(_DEPLOYMENTS, json_option)
+def job_show(*, job_id: str, wait: bool, timeout_seconds: float | None, remote: Remote) -> None:
     """Show a job: how far it is, and what it waits for."""
-    with as_either(url, operator=operator) as connection:
+    with remote.connect() as connection:
         if wait or timeout_seconds is not None:
-            found = _follow(connection, job_id, operator=operator, timeout_seconds=timeout_seconds)
+            job = _follow(remote, connection, job_id, timeout_seconds)
         else:
-            found = connection.call("GET", job_path(operator, "jobs", job_id))
-    _print(found if as_json else flat(found), as_json=as_json)
+            job = connection.call("GET", remote.path("jobs", job_id))
+    _print_job(remote, job)
 
 
 @job_group.command("cancel")
 @click.argument("job_id")
-@operator_option
-@url_option
-@json_option
-def job_cancel(*, job_id: str, operator: bool, url: str | None, as_json: bool) -> None:
+@as_either(_DEPLOYMENTS, json_option)
+def job_cancel(*, job_id: str, remote: Remote) -> None:
     """End a job before its time, on the record: archive, restore, verify, state migrations, export, import.
 
     What it has done stays. Shreds and rotations go on to their end.
     """
-    with as_either(url, operator=operator) as connection:
-        found = connection.call("POST", job_path(operator, "jobs", job_id, "cancel"))
-    _print(found if as_json else flat(found), as_json=as_json)
+    _print_job(remote, remote.call("POST", remote.path("jobs", job_id, "cancel")))
 
 
 @job_group.command("supersede")
 @click.argument("job_id")
-@operator_option
-@url_option
-@json_option
-def job_supersede(*, job_id: str, operator: bool, url: str | None, as_json: bool) -> None:
+@as_either(_DEPLOYMENTS, json_option)
+def job_supersede(*, job_id: str, remote: Remote) -> None:
     """Put a job aside whose row was written or edited outside the gateway; the audit log keeps what it said."""
-    with as_either(url, operator=operator) as connection:
-        found = connection.call("POST", job_path(operator, "jobs", job_id, "supersede"))
-    _print(found if as_json else flat(found), as_json=as_json)
+    _print_job(remote, remote.call("POST", remote.path("jobs", job_id, "supersede")))
 
 
 # --- after a restore -----------------------------------------------------------------------------------------------
@@ -332,7 +276,7 @@ def restore_accept(*, data_dir: Path | None, as_json: bool) -> None:
     Reads the tombstones and the anchors in the object store; `serve` refuses to start before. Run again, it changes
     nothing.
     """
-    restored, accepted = _accepted() if data_dir is None else _accepted_in(data_dir)
+    restored, accepted = run_with_settings(_accept, data_dir)
     for log in restored:
         if as_json:
             render.emit_json({"tenant_id": str(log.tenant_id), "sequence": log.gap.sequence, **log.gap.detail})
@@ -352,54 +296,17 @@ def restore_accept(*, data_dir: Path | None, as_json: bool) -> None:
     render.say(f"{len(accepted)} shreds applied again; the gateway may serve from this database.")
 
 
-def _accepted() -> "tuple[list[Restored], list[Accepted]]":
-    settings = settings_from_environment()
+async def _accept(settings: "Settings") -> "tuple[list[Restored], list[Accepted]]":
+    from gateway.app import open_store
+    from storage.administration.audit import LOCAL_ACTOR
+
     if settings.s3_url is None:
         raise Failure(
             "there are no tombstones without an object store",
             hint="STATEROOM_S3_URL names the bucket; without one, shred again what was shredded since the backup.",
             exit_code=ExitCode.USAGE,
         )
-    done: tuple[list[Restored], list[Accepted]] = run_local(_accept(settings))
-    return done
-
-
-def _accepted_in(data_dir: Path) -> "tuple[list[Restored], list[Accepted]]":
-    from gateway.cli.local.instance import Instance
-
-    with Instance(data_dir) as folder:
-        identity = folder.join()
-
-        async def run() -> "tuple[list[Restored], list[Accepted]]":
-            app_url = await folder.prepare(identity)
-            # Nobody is served here: the public URL is only one that a setting must have.
-            return await _accept(folder.settings(identity, app_url, "http://localhost", os.environ))
-
-        done: tuple[list[Restored], list[Accepted]] = run_local(run())
-        return done
-
-
-async def _accept(settings: "Settings") -> "tuple[list[Restored], list[Accepted]]":
-    from contextlib import AsyncExitStack
-
-    from crypto.roots import create_root_key
-    from gateway.app import open_blobs
-    from storage.administration.audit import LOCAL_ACTOR
-    from storage.service import Store, StoreOptions
-
-    async with AsyncExitStack() as stack:
-        root_key = create_root_key(settings.root_key)
-        stack.push_async_callback(root_key.aclose)
-        blobs = await stack.enter_async_context(open_blobs(settings.s3_url))
-        store = await Store.open(
-            settings.database_url,
-            root_key=root_key,
-            deployment_id=settings.deployment_id,
-            connections_max=2,
-            restored=True,
-            options=StoreOptions(blobs=blobs, backup_retention_days=settings.backup_retention_days),
-        )
-        stack.push_async_callback(store.close)
+    async with open_store(settings, 2, restored=True) as (store, _):
         return await store.accept_restored(LOCAL_ACTOR)
 
 

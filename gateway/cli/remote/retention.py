@@ -7,50 +7,35 @@ is goes to stderr.
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal
 
 import rich_click as click
 
 from gateway.cli import render
-from gateway.cli.opening import as_operator, as_tenant
-from gateway.cli.parameters import STATUSES, json_option, subject_option, url_option
-
-if TYPE_CHECKING:
-    from gateway.cli.connection import Connection
-
-Command = TypeVar("Command", bound=Callable[..., Any])
+from gateway.cli.calling import Remote, as_operator, as_subject, as_tenant
+from gateway.cli.parameters import STATUSES, Command
 
 _DURATION = re.compile(r"(\d{1,9})([smhdwy]?)", re.ASCII)
 _UNIT_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
 _PAGE_THREADS = 500
 _THINNING = ("every", "keep_first", "keep_last", "keep_statuses")
-_TIMES = ("updated_at", "at")
 
 
-class Period(click.ParamType[Any]):
-    """A period such as ``90d``, ``12h``, ``2y`` or a number of seconds, or ``none``."""
+class _OrNone(click.ParamType[Any]):
+    """A value that is a whole number once it is read, or ``none``.
 
-    name = "period"
+    Args:
+        name: The name in the help.
+        read: Reads the text in lower case; None: it is no such value.
+        wanted: The kind of value, as a refusal names it.
+    """
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | Literal["none"]:
-        """Return the seconds that ``value`` names, or ``none``."""
-        if isinstance(value, int):
-            return value
-        text = value.strip().lower()
-        if text == "none":
-            return "none"
-        found = _DURATION.fullmatch(text)
-        if found is None:
-            self.fail(f"{value!r} is no period such as 90d, 12h or 2y, nor none", param, ctx)
-        return int(found[1]) * _UNIT_SECONDS[found[2]]
-
-
-class Count(click.ParamType[Any]):
-    """A whole number, or ``none``."""
-
-    name = "count"
+    def __init__(self, name: str, read: Callable[[str], int | None], wanted: str) -> None:
+        self.name = name
+        self._read = read
+        self._wanted = wanted
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | Literal["none"]:
         """Return the number that ``value`` names, or ``none``."""
@@ -59,25 +44,31 @@ class Count(click.ParamType[Any]):
         text = value.strip().lower()
         if text == "none":
             return "none"
-        if not text.isdecimal():
-            self.fail(f"{value!r} is no whole number, nor none", param, ctx)
-        return int(text)
+        number = self._read(text)
+        if number is None:
+            self.fail(f"{value!r} is no {self._wanted}, nor none", param, ctx)
+        return number
 
 
+def _seconds(text: str) -> int | None:
+    duration = _DURATION.fullmatch(text)
+    return None if duration is None else int(duration[1]) * _UNIT_SECONDS[duration[2]]
+
+
+_PERIOD = _OrNone("period", _seconds, "period such as 90d, 12h or 2y")
+_COUNT = _OrNone("count", lambda text: int(text) if text.isdecimal() else None, "whole number")
 _CAPPED = (
-    click.option("--idle-ttl", "idle_ttl_seconds", type=Period(), help="Since the last write: 90d, 12h, 2y, or none."),
-    click.option("--absolute-ttl", "absolute_ttl_seconds", type=Period(), help="Since the thread was made, or none."),
-    click.option("--done-ttl", "done_ttl_seconds", type=Period(), help="Since it was done, or none."),
-    click.option(
-        "--checkpoints-max", type=Count(), help="Thin down to so many when there are a quarter more, or none."
-    ),
+    click.option("--idle-ttl", "idle_ttl_seconds", type=_PERIOD, help="Since the last write: 90d, 12h, 2y, or none."),
+    click.option("--absolute-ttl", "absolute_ttl_seconds", type=_PERIOD, help="Since the thread was made, or none."),
+    click.option("--done-ttl", "done_ttl_seconds", type=_PERIOD, help="Since it was done, or none."),
+    click.option("--checkpoints-max", type=_COUNT, help="Thin down to so many when there are a quarter more, or none."),
     click.option(
         "--pending-writes",
         "pending_writes_seconds",
-        type=Period(),
+        type=_PERIOD,
         help="How long pending writes that nobody resumes from stay, or none.",
     ),
-    click.option("--archive-ttl", "archive_ttl_seconds", type=Period(), help="How long archives stay, or none."),
+    click.option("--archive-ttl", "archive_ttl_seconds", type=_PERIOD, help="How long archives stay, or none."),
 )
 _MORE = (
     click.option(
@@ -85,9 +76,9 @@ _MORE = (
         type=click.Choice(("archive", "delete", "none")),
         help="What happens when a time is over.  [default: archive]",
     ),
-    click.option("--thin-every", "every", type=Count(), help="Thinning keeps steps that are a multiple, or none."),
-    click.option("--keep-first", type=Count(), help="Thinning keeps so many of the oldest."),
-    click.option("--keep-last", type=Count(), help="Thinning keeps so many of the newest."),
+    click.option("--thin-every", "every", type=_COUNT, help="Thinning keeps steps that are a multiple, or none."),
+    click.option("--keep-first", type=_COUNT, help="Thinning keeps so many of the oldest."),
+    click.option("--keep-last", type=_COUNT, help="Thinning keeps so many of the newest."),
     click.option(
         "--keep-status",
         "keep_statuses",
@@ -121,20 +112,20 @@ def _whose(agent: str | None, thread_id: str | None) -> list[str]:
 
 def _changed(policy: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """A policy with what was named on the command line instead of what it said."""
-    said = {name: value for name, value in policy.items() if value is not None}
-    thinning = dict(said.pop("thinning", None) or {})
+    changed = {name: value for name, value in policy.items() if value is not None}
+    thinning = dict(changed.pop("thinning", None) or {})
     for name, value in options.items():
         if value is None or value == ():
             continue
-        target = thinning if name in _THINNING else said
+        target = thinning if name in _THINNING else changed
         if value == "none":
             target.pop(name, None)
         else:
             target[name] = list(value) if isinstance(value, tuple) else value
     # A bound of zero says nothing.
     if any(thinning.values()):
-        said["thinning"] = thinning
-    return said
+        changed["thinning"] = thinning
+    return changed
 
 
 def _period(seconds: int) -> str:
@@ -147,34 +138,32 @@ def _period(seconds: int) -> str:
 def _shown(name: str, value: Any) -> str:
     if value is None:
         return ""
-    if name in _TIMES:
-        return render.moment(value)
-    return _period(value) if name.endswith("_seconds") else render.cell(value)
+    return _period(value) if name.endswith("_seconds") else render.member(name, value)
 
 
-def _show(found: dict[str, Any], *, as_json: bool) -> None:
-    """Print what is said at one level beside what that comes to."""
-    if as_json:
-        render.emit_json(found)
+def _show(remote: Remote, retention: dict[str, Any]) -> None:
+    """Print the policy of one level beside what is in effect there."""
+    if remote.as_json:
+        render.emit_json(retention)
         return
-    said, holds = found["policy"], found["effective"] or dict.fromkeys(found["policy"])
-    rows = [[name, _shown(name, said.get(name)), _shown(name, value)] for name, value in holds.items()]
+    policy, effective = retention["policy"], retention["effective"] or dict.fromkeys(retention["policy"])
+    rows = [[name, _shown(name, policy.get(name)), _shown(name, value)] for name, value in effective.items()]
     render.table(["Retention", "Said here", "In effect"], rows, empty="")
-    for damaged in found["damaged"] if isinstance(found["damaged"], list) else []:
+    for damaged in retention["damaged"] if isinstance(retention["damaged"], list) else []:
         whose = damaged["level"] if damaged["agent"] is None else f"agent {render.safe(damaged['agent'])}"
         render.say(f"Damaged, and protecting what it could hold: the policy of {whose}")
-    if found["effective"] is None:
+    if retention["effective"] is None:
         render.say("Nothing is removed here until it is said again: all of it, with --legal-hold or --no-legal-hold.")
-    if found.get("agents"):
-        render.say(f"Agents with a policy of their own: {', '.join(map(render.safe, found['agents']))}")
-    if step := found.get("next"):
+    if retention.get("agents"):
+        render.say(f"Agents with a policy of their own: {', '.join(map(render.safe, retention['agents']))}")
+    if step := retention.get("next"):
         due = f"due {render.moment(step['at'])}"
         if datetime.fromisoformat(step["at"]) <= datetime.now(UTC):
             due = (
                 f"due since {render.moment(step['at'])}: the next round does it; stateroom retention run begins it now"
             )
         render.say(f"Next: {step['action']} ({step['reason']}), {due}")
-    ceilings = {name: value for name, value in (found.get("ceilings") or {}).items() if value is not None}
+    ceilings = {name: value for name, value in (retention.get("ceilings") or {}).items() if value is not None}
     if ceilings:
         shown = ", ".join(f"{name} {_shown(name, value)}" for name, value in ceilings.items())
         render.say(f"The operator allows at most: {shown}")
@@ -188,17 +177,10 @@ def retention_group() -> None:
 @retention_group.command("get")
 @_agent_option
 @_thread_option
-@subject_option
-@url_option
-@json_option
-def retention_get(
-    *, agent: str | None, thread_id: str | None, subject: str | None, url: str | None, as_json: bool
-) -> None:
+@as_subject
+def retention_get(*, agent: str | None, thread_id: str | None, remote: Remote) -> None:
     """Show what is said and what holds: for the tenant, an agent or a thread."""
-    path = _whose(agent, thread_id)
-    with as_tenant(url, subject) as connection:
-        found = connection.call("GET", path, query={"agent": agent} if agent is not None else None)
-    _show(found, as_json=as_json)
+    _show(remote, remote.call("GET", _whose(agent, thread_id), query={"agent": agent}))
 
 
 @retention_group.command("set")
@@ -207,53 +189,31 @@ def retention_get(
 @_with(_CAPPED)
 @_with(_MORE)
 @_hold_option
-@subject_option
-@url_option
-@json_option
-def retention_set(
-    *,
-    agent: str | None,
-    thread_id: str | None,
-    subject: str | None,
-    url: str | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
+@as_subject
+def retention_set(*, agent: str | None, thread_id: str | None, remote: Remote, **options: Any) -> None:
     """Change what is named of the policy of the tenant, an agent or a thread; `none` takes it back."""
     path = _whose(agent, thread_id)
     if all(value is None or value == () for value in options.values()):
         raise click.UsageError("Name what to change, such as --idle-ttl 90d.")
-    query = {"agent": agent} if agent is not None else None
-    with as_tenant(url, subject) as connection:
+    query = {"agent": agent}
+    with remote.connect() as connection:
         before = connection.call("GET", path, query=query)["policy"]
         before.pop("legal_hold", None)  # it stays unless it is named
-        found = connection.call("PUT", path, query=query, body=_changed(before, options))
-    _show(found, as_json=as_json)
-
-
-def _pages(connection: "Connection", query: dict[str, str | int | None]) -> Iterator[dict[str, Any]]:
-    cursor: str | None = None
-    while True:
-        page = connection.call("GET", ["retention", "preview"], query={**query, "cursor": cursor})
-        yield page
-        cursor = page["next_cursor"]
-        if cursor is None:
-            return
+        retention = connection.call("PUT", path, query=query, body=_changed(before, options))
+    _show(remote, retention)
 
 
 @retention_group.command("run")
-@url_option
-@json_option
-def retention_run(*, url: str | None, as_json: bool) -> None:
+@as_tenant
+def retention_run(*, remote: Remote) -> None:
     """Begin the tenant's round as soon as a process is free, instead of when it is due; `preview` says what it will do.
 
     It goes on when the command has ended; `stateroom jobs` shows how far it is.
     """
-    with as_tenant(url, None) as connection:
-        found = connection.call("POST", ["retention", "round"])
-    if as_json:
-        render.emit_json(found)
-    elif found["state"] == "none":
+    round_ = remote.call("POST", ["retention", "round"])
+    if remote.as_json:
+        render.emit_json(round_)
+    elif round_["state"] == "none":
         render.say("Nobody said how long threads are kept: there is nothing to do. See: stateroom retention set")
     else:
         render.say("The round begins as soon as a process is free.")
@@ -263,9 +223,8 @@ def retention_run(*, url: str | None, as_json: bool) -> None:
 @_agent_option
 @_with(_CAPPED)
 @_with(_MORE)
-@url_option
-@json_option
-def retention_preview(*, agent: str | None, url: str | None, as_json: bool, **options: Any) -> None:
+@as_tenant
+def retention_preview(*, agent: str | None, remote: Remote, **options: Any) -> None:
     """Show what would happen now, to how many threads and bytes; with options, as if `set` had been called with them.
 
     Nothing is changed.
@@ -276,21 +235,20 @@ def retention_preview(*, agent: str | None, url: str | None, as_json: bool, **op
     query: dict[str, str | int | None] = {"limit": _PAGE_THREADS}
     totals: dict[str, dict[str, int]] = {}
     threads = held = damaged = 0
-    with as_tenant(url) as connection:
+    with remote.connect() as connection:
         if drafts:
-            said = connection.call("GET", ["retention"], query={"agent": agent} if agent is not None else None)
-            policy = said["policy"]
+            policy = connection.call("GET", ["retention"], query={"agent": agent})["policy"]
             policy.pop("legal_hold", None)
             query |= {"agent": agent, "draft": json.dumps(_changed(policy, options))}
-        for page in _pages(connection, query):
+        for page in connection.each_page("GET", ["retention", "preview"], query=query):
             threads, held, damaged = threads + page["threads"], held + page["held"], damaged + page["damaged"]
-            for found in page["actions"]:
-                total = totals.setdefault(found.pop("action"), dict.fromkeys(found, 0))
-                for name, number in found.items():
+            for counts in page["actions"]:
+                total = totals.setdefault(counts.pop("action"), dict.fromkeys(counts, 0))
+                for name, number in counts.items():
                     total[name] += number
             if page["next_cursor"] is not None:
                 render.say(f"{threads:,} threads looked at")
-    if as_json:
+    if remote.as_json:
         render.emit_json({"threads": threads, "held": held, "damaged": damaged, "actions": totals})
         return
     rows = [
@@ -313,19 +271,18 @@ def retention_preview(*, agent: str | None, url: str | None, as_json: bool, **op
 @retention_group.command("ceilings")
 @click.argument("tenant_id")
 @_with(_CAPPED)
-@url_option
-@json_option
-def retention_ceilings(*, tenant_id: str, url: str | None, as_json: bool, **options: Any) -> None:
+@as_operator
+def retention_ceilings(*, tenant_id: str, remote: Remote, **options: Any) -> None:
     """Show or change what a tenant may say at most, as the operator (STATEROOM_OPERATOR_KEY); `none` lifts it."""
     path = ["admin", "tenants", tenant_id, "retention-ceilings"]
-    with as_operator(url) as connection:
-        found = connection.call("GET", path)
+    with remote.connect() as connection:
+        capped = connection.call("GET", path)
         if any(value is not None for value in options.values()):
-            found = connection.call("PUT", path, body=_changed(found["ceilings"], options))
-    if as_json:
-        render.emit_json(found)
+            capped = connection.call("PUT", path, body=_changed(capped["ceilings"], options))
+    if remote.as_json:
+        render.emit_json(capped)
         return
-    rows = [[name, _shown(name, value)] for name, value in found["ceilings"].items() if value is not None]
+    rows = [[name, _shown(name, value)] for name, value in capped["ceilings"].items() if value is not None]
     render.table(["At most", "Ceiling"], rows, empty="The operator sets no ceilings: the tenant may say what it likes.")
 
 

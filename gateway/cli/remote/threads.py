@@ -1,27 +1,26 @@
 """Threads over HTTP: `thread`."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import rich_click as click
 
 from gateway.cli import render
-from gateway.cli.listing import Listing, confirm, print_listing, print_record
-from gateway.cli.opening import as_tenant
-from gateway.cli.parameters import (
-    STATUSES,
-    Command,
-    Page,
-    gathered,
-    json_option,
-    page_options,
-    subject_option,
-    url_option,
-)
+from gateway.cli.calling import Listing, Remote, as_silent_subject, as_subject, confirm, yes_option
+from gateway.cli.parameters import STATUSES, Command, Page, gathered, page_options
 from gateway.cli.remote.checkpoints import load
 
-_THREAD_TIMES = ("created_at", "updated_at")
+_COLUMNS = {
+    "thread_id": "Thread",
+    "agent": "Agent",
+    "status": "Status",
+    "tier": "Tier",
+    "strict": "Strict",
+    "updated_at": "Updated",
+    "head_id": "Head",
+    "damaged": "Damaged",
+}
 
 
 @click.group("thread")
@@ -49,71 +48,43 @@ class _Filters:
     " subject:act_as.",
 )
 @page_options
-@subject_option
-@url_option
-@json_option
+@as_subject
 @gathered("filters", _Filters)
-@gathered("page", Page)
-def thread_list(
-    *, filters: _Filters, all_subjects: bool, page: Page, subject: str | None, url: str | None, as_json: bool
-) -> None:
+def thread_list(*, filters: _Filters, all_subjects: bool, page: Page, remote: Remote) -> None:
     """List threads, newest first; with --all-subjects, subject after subject."""
 
-    def of(one: str | None) -> Iterator[dict[str, Any]]:
-        with as_tenant(url, one) as connection:
+    def of(subject: str | None) -> Iterator[dict[str, Any]]:
+        with replace(remote, subject=subject).connect() as connection:
             yield from connection.pages(["threads"], "threads", query=asdict(filters), rows_wanted=page.rows_wanted)
 
     def of_all() -> Iterator[dict[str, Any]]:
-        with as_tenant(url) as connection:
+        with replace(remote, subject=None).connect() as connection:
             for each in connection.pages(["subjects"], "subjects"):
                 yield from ({"subject_id": each["subject_id"], **thread} for thread in of(each["subject_id"]))
 
-    columns = {
-        "thread_id": "Thread",
-        "agent": "Agent",
-        "status": "Status",
-        "tier": "Tier",
-        "strict": "Strict",
-        "updated_at": "Updated",
-        "head_id": "Head",
-        "damaged": "Damaged",
-    }
-    print_listing(
-        Listing(of_all() if all_subjects else of(subject), page.limit, page.everything),
-        {"subject_id": "Subject", **columns} if all_subjects else columns,
-        as_json=as_json,
-        empty="No threads.",
-        times=_THREAD_TIMES,
-    )
+    columns = {"subject_id": "Subject", **_COLUMNS} if all_subjects else _COLUMNS
+    remote.print_list(of_all() if all_subjects else of(remote.subject), page, Listing(columns, empty="No threads."))
 
 
 @thread_group.command("show")
 @click.argument("thread_id")
-@subject_option
-@url_option
-@json_option
-def thread_show(*, thread_id: str, subject: str | None, url: str | None, as_json: bool) -> None:
+@as_subject
+def thread_show(*, thread_id: str, remote: Remote) -> None:
     """Show one thread: settings, status, head."""
-    with as_tenant(url, subject) as connection:
-        found = connection.call("GET", ["threads", thread_id])
-    print_record(found, as_json=as_json, times=_THREAD_TIMES)
+    remote.print_record(remote.call("GET", ["threads", thread_id]))
 
 
 @thread_group.command("settings")
 @click.argument("thread_id")
 @click.option("--strict/--no-strict", default=None, help="Whether a save must name the head it saw.")
 @click.option("--agent", metavar="NAME", help="The program the thread belongs to; '' for none.")
-@subject_option
-@url_option
-@json_option
+@as_subject
 def thread_settings(
     *,
     thread_id: str,
     strict: bool | None,
     agent: str | None,
-    subject: str | None,
-    url: str | None,
-    as_json: bool,
+    remote: Remote,
 ) -> None:
     """Change settings of a thread; what is not named stays. Creates the thread when there is none."""
     body: dict[str, Any] = {}
@@ -123,22 +94,18 @@ def thread_settings(
         body["agent"] = agent or None
     if not body:
         raise click.UsageError("Name a setting to change: --strict, --no-strict or --agent.")
-    with as_tenant(url, subject) as connection:
-        found = connection.call("PATCH", ["threads", thread_id], body=body)
-    print_record(found, as_json=as_json, times=_THREAD_TIMES)
+    remote.print_record(remote.call("PATCH", ["threads", thread_id], body=body))
 
 
 @thread_group.command("copy")
 @click.argument("thread_id")
 @click.argument("target_thread_id")
-@subject_option
-@url_option
-@json_option
-def thread_copy(*, thread_id: str, target_thread_id: str, subject: str | None, url: str | None, as_json: bool) -> None:
+@as_subject
+def thread_copy(*, thread_id: str, target_thread_id: str, remote: Remote) -> None:
     """Copy a thread with its history to a thread that does not exist yet."""
-    with as_tenant(url, subject) as connection:
-        receipt = connection.call("POST", ["threads", thread_id, "copy"], body={"target_thread_id": target_thread_id})
-    print_record(receipt, as_json=as_json)
+    remote.print_record(
+        remote.call("POST", ["threads", thread_id, "copy"], body={"target_thread_id": target_thread_id})
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,28 +155,24 @@ def _stated(version: _Version) -> dict[str, Any]:
 @click.argument("thread_id")
 @click.argument("checkpoint_id")
 @_state_version_options
-@subject_option
-@url_option
-@json_option
+@as_subject
 @gathered("version", _Version)
 def thread_fork(
     *,
     thread_id: str,
     checkpoint_id: str,
     version: _Version,
-    subject: str | None,
-    url: str | None,
-    as_json: bool,
+    remote: Remote,
 ) -> None:
     """Go on from an older checkpoint: its state becomes a new one, which is the head; nothing is removed."""
     stated = _stated(version)
-    with as_tenant(url, subject) as connection:
+    with remote.connect() as connection:
         head_id = connection.call("GET", ["threads", thread_id])["head_id"]
         older = load(connection, thread_id, checkpoint_id, "", view="none")
         body = {name: older[name] for name in ("status", "agent", "metadata", "state_schema", "state_version")}
         body |= {"changes": {}, "parent_id": checkpoint_id, "fork": True, "source": "fork"} | stated
         receipt = connection.call("POST", ["threads", thread_id, "checkpoints"], body=body, head_id=head_id)
-    print_record(receipt, as_json=as_json, times=("created_at",))
+    remote.print_record(receipt)
 
 
 @thread_group.command("compact")
@@ -219,9 +182,7 @@ def thread_fork(
 @click.option("--summary", metavar="TEXT", help="Stands for the elements before.")
 @click.option("--namespace", default="", metavar="NAME", help="The root's when left out.")
 @_state_version_options
-@subject_option
-@url_option
-@json_option
+@as_subject
 @gathered("wanted", _Compaction)
 @gathered("version", _Version)
 def thread_compact(
@@ -229,44 +190,32 @@ def thread_compact(
     thread_id: str,
     wanted: _Compaction,
     version: _Version,
-    subject: str | None,
-    url: str | None,
-    as_json: bool,
+    remote: Remote,
 ) -> None:
     """Make a list channel of the head shorter, as a new checkpoint; older checkpoints keep the whole list."""
     body = {name: value for name, value in asdict(wanted).items() if value is not None} | _stated(version)
-    with as_tenant(url, subject) as connection:
-        receipt = connection.call("POST", ["threads", thread_id, "compact"], body=body)
-    print_record(receipt, as_json=as_json, times=("created_at",))
+    remote.print_record(remote.call("POST", ["threads", thread_id, "compact"], body=body))
 
 
 @thread_group.command("prune")
 @click.argument("thread_ids", nargs=-1, required=True)
-@click.option("--yes", "assume_yes", is_flag=True, help="Do not ask.")
-@subject_option
-@url_option
-@json_option
-def thread_prune(
-    *, thread_ids: tuple[str, ...], assume_yes: bool, subject: str | None, url: str | None, as_json: bool
-) -> None:
+@yes_option
+@as_subject
+def thread_prune(*, thread_ids: tuple[str, ...], assume_yes: bool, remote: Remote) -> None:
     """Remove the history of threads: what stays is their heads, and what those need."""
     confirm(f"Remove the history of {len(thread_ids):,} threads?", assume_yes)
-    with as_tenant(url, subject) as connection:
-        body = {"thread_ids": list(thread_ids), "strategy": "keep_latest"}
-        receipt = connection.call("POST", ["threads:prune"], body=body)
-    print_record(receipt, as_json=as_json)
+    body = {"thread_ids": list(thread_ids), "strategy": "keep_latest"}
+    remote.print_record(remote.call("POST", ["threads:prune"], body=body))
 
 
 @thread_group.command("delete")
 @click.argument("thread_id")
-@click.option("--yes", "assume_yes", is_flag=True, help="Do not ask.")
-@subject_option
-@url_option
-def thread_delete(*, thread_id: str, assume_yes: bool, subject: str | None, url: str | None) -> None:
+@yes_option
+@as_silent_subject
+def thread_delete(*, thread_id: str, assume_yes: bool, remote: Remote) -> None:
     """Delete a thread with all its checkpoints."""
     confirm(f"Delete thread {render.safe(thread_id)} with its whole history?", assume_yes)
-    with as_tenant(url, subject) as connection:
-        connection.call("DELETE", ["threads", thread_id])
+    remote.call("DELETE", ["threads", thread_id])
     render.say(f"Deleted {thread_id}.")
 
 

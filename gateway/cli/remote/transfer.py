@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -17,9 +18,8 @@ from urllib.parse import quote
 import rich_click as click
 
 from gateway.cli import render
+from gateway.cli.calling import Remote, as_silent_operator, as_silent_subject, as_silent_tenant, as_tenant
 from gateway.cli.failure import ExitCode, Failure
-from gateway.cli.opening import as_operator, as_tenant
-from gateway.cli.parameters import json_option, subject_option, url_option
 
 if TYPE_CHECKING:
     import httpx2
@@ -66,7 +66,7 @@ class _Meter:
 
 
 @contextmanager
-def _http(url: str | None) -> "Iterator[httpx2.Client]":
+def _http(remote: Remote) -> "Iterator[httpx2.Client]":
     """A connection for streams: the SDK's calls are bounded in size and repeated, these are neither.
 
     Raises:
@@ -77,13 +77,13 @@ def _http(url: str | None) -> "Iterator[httpx2.Client]":
     from gateway.cli.connection import KEY_HINT
     from gateway.cli.environment import secret
 
-    as_tenant(url).__exit__()  # the same refusals, in the same words
+    remote.connect().__exit__()  # the same refusals, in the same words
     headers = {"Authorization": f"Bearer {secret(_CREDENTIAL, hint=KEY_HINT)}", "Accept": "application/json"}
     if os.environ.get(_SHARE) or os.environ.get(f"{_SHARE}_FILE"):
         headers["Stateroom-Client-Share"] = secret(_SHARE, hint="")
     timeout = httpx2.Timeout(_IDLE_SECONDS, connect=_CONNECT_SECONDS)
     try:
-        with httpx2.Client(base_url=f"{(url or '').rstrip('/')}/v1", headers=headers, timeout=timeout) as client:
+        with httpx2.Client(base_url=f"{(remote.url or '').rstrip('/')}/v1", headers=headers, timeout=timeout) as client:
             yield client
     except httpx2.RequestError as error:
         raise Failure(
@@ -110,15 +110,12 @@ def _refused(answer: "httpx2.Response") -> Failure:
     return failure_from(error_from_problem(problem, answer.status_code), _CREDENTIAL)
 
 
-def _export(path: str, wanted: dict[str, str], file: Path, url: str | None) -> None:
+def _export(remote: Remote, path: str, wanted: dict[str, str], file: Path) -> None:
     if file.exists():
         raise Failure(f"{file} exists", hint="Name a new file.", exit_code=ExitCode.CONFLICT)
     arriving = file.with_name(f".{file.name}.arriving")
     try:
-        with (
-            _http(url) as client,
-            client.stream("POST", path, json=wanted) as answer,
-        ):
+        with _http(remote) as client, client.stream("POST", path, json=wanted) as answer:
             if not answer.is_success:
                 raise _refused(answer)
             job_id = answer.headers["stateroom-job"]
@@ -137,17 +134,16 @@ def _export(path: str, wanted: dict[str, str], file: Path, url: str | None) -> N
     finally:
         arriving.unlink(missing_ok=True)
     render.say(f"{render.byte_count(file.stat().st_size)} in {file}; only the recipient opens them.")
-    _tell_what_is_damaged(url, job_id)
+    _tell_what_is_damaged(remote, job_id)
 
 
-def _tell_what_is_damaged(url: str | None, job_id: str) -> None:
+def _tell_what_is_damaged(remote: Remote, job_id: str) -> None:
     """Name the threads that are not in the file because they cannot be read.
 
     Raises:
         Failure: there are some.
     """
-    with as_tenant(url) as connection:
-        note = connection.call("GET", ["jobs", job_id])["note"] or ""
+    note = remote.call("GET", ["jobs", job_id])["note"] or ""
     if "damaged" in note:
         raise Failure(
             "Some threads are damaged and were left out",
@@ -171,17 +167,15 @@ def transfer_key_group() -> None:
 
 
 @transfer_key_group.command("show")
-@url_option
-@json_option
-def transfer_key_show(*, url: str | None, as_json: bool) -> None:
+@as_tenant
+def transfer_key_show(*, remote: Remote) -> None:
     """Print the public key; compare the fingerprint over another way than the key came."""
-    with as_tenant(url) as connection:
-        shown: dict[str, Any] = connection.call("GET", ["transfer-key"])
-    if as_json:
-        render.emit_json(shown)
+    key = remote.call("GET", ["transfer-key"])
+    if remote.as_json:
+        render.emit_json(key)
         return
-    render.line(shown["public_key"])
-    render.say(f"Fingerprint: {shown['fingerprint']}")
+    render.line(key["public_key"])
+    render.say(f"Fingerprint: {key['fingerprint']}")
 
 
 @click.group("export")
@@ -196,35 +190,33 @@ def export_group() -> None:
 @click.argument("thread_id")
 @to_option
 @file_option
-@subject_option
-@url_option
-def export_thread(*, thread_id: str, recipient: str, file: Path, subject: str | None, url: str | None) -> None:
+@as_silent_subject
+def export_thread(*, thread_id: str, recipient: str, file: Path, remote: Remote) -> None:
     """Export one thread, with its history, pending writes and files."""
     import stateroom
 
-    if subject is None:
+    if remote.subject is None:
         raise Failure(
             "no subject", hint="Name the subject with --subject or STATEROOM_SUBJECT.", exit_code=ExitCode.USAGE
         )
     path = f"/threads/{quote(stateroom.encode_id(thread_id), safe='~._:@+-')}/export"
-    _export(path, {"recipient": recipient, "subject_id": subject}, file, url)
+    _export(replace(remote, subject=None), path, {"recipient": recipient, "subject_id": remote.subject}, file)
 
 
 @export_group.command("tenant")
 @to_option
 @file_option
-@url_option
-def export_tenant(*, recipient: str, file: Path, url: str | None) -> None:
+@as_silent_tenant
+def export_tenant(*, recipient: str, file: Path, remote: Remote) -> None:
     """Export all threads of the tenant, and its state schemas."""
-    _export("/export", {"recipient": recipient}, file, url)
+    _export(remote, "/export", {"recipient": recipient}, file)
 
 
 @click.command("import")
 @click.argument("file", type=click.Path(dir_okay=False, exists=True, path_type=Path))
 @click.option("--skip-existing", is_flag=True, help="Pass over threads that exist here, instead of stopping.")
-@url_option
-@json_option
-def import_command(*, file: Path, skip_existing: bool, url: str | None, as_json: bool) -> None:
+@as_tenant
+def import_command(*, file: Path, skip_existing: bool, remote: Remote) -> None:
     """Take an export in, under the tenant of STATEROOM_API_KEY; run it again if it broke off.
 
     Each thread appears whole, is read back and compared with what was exported.
@@ -241,13 +233,13 @@ def import_command(*, file: Path, skip_existing: bool, url: str | None, as_json:
     query = {"skip_existing": "true"} if skip_existing else {}
     headers = {"Content-Type": "application/vnd.stateroom.export", "Content-Length": str(file.stat().st_size)}
     try:
-        with _http(url) as client:
+        with _http(remote) as client:
             answer = client.post("/import", params=query, content=content(), headers=headers)
             if not answer.is_success:
                 raise _refused(answer)
     except OSError as error:
         raise Failure(f"cannot read {file}", detail=str(error.strerror)) from None
-    _report(answer.json(), as_json=as_json)
+    _report(answer.json(), as_json=remote.as_json)
 
 
 def _report(report: dict[str, Any], *, as_json: bool) -> None:
@@ -278,14 +270,13 @@ def _report(report: dict[str, Any], *, as_json: bool) -> None:
 @click.command("accept-unbound-import")
 @click.argument("tenant_id")
 @click.argument("export_id")
-@url_option
-def accept_unbound_import(*, tenant_id: str, export_id: str, url: str | None) -> None:
+@as_silent_operator
+def accept_unbound_import(*, tenant_id: str, export_id: str, remote: Remote) -> None:
     """Let a tenant import one file of an earlier release, which names no tenant (STATEROOM_OPERATOR_KEY).
 
     Make sure that the file is theirs: EXPORT_ID is in its name, and in the audit log of who exported it.
     """
-    with as_operator(url) as connection:
-        connection.call("POST", ["admin", "tenants", tenant_id, "unbound-imports"], body={"export_id": export_id})
+    remote.call("POST", ["admin", "tenants", tenant_id, "unbound-imports"], body={"export_id": export_id})
     render.say(f"Tenant {tenant_id} may import export {export_id}, once.")
 
 

@@ -5,19 +5,14 @@ tenant, and all tenants, are verified by jobs of the gateway, which go on when t
 to stdout and make the exit code 1.
 """
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import rich_click as click
 
 from gateway.cli import render
-from gateway.cli.failure import ExitCode, Failure
-from gateway.cli.opening import as_either, patiently
-from gateway.cli.parameters import json_option, subject_option, url_option
+from gateway.cli.calling import Remote, as_operator, as_subject, as_tenant
+from gateway.cli.failure import Failure
 from gateway.cli.remote.jobs import follow, timeout_option
-
-if TYPE_CHECKING:
-    from gateway.cli.connection import Connection
 
 _COUNTS = ("threads", "threads_skipped", "threads_frozen", "checkpoints", "pending_writes", "pieces")
 _COLUMNS = {
@@ -43,8 +38,8 @@ class _Tally:
     def take(self, report: dict[str, Any], subject: str | None) -> None:
         for name in _COUNTS:
             self._counts[name] += report[name]
-        for found in report["findings"]:
-            finding = {"subject": subject, **found}
+        for each in report["findings"]:
+            finding = {"subject": subject, **each}
             self.findings.append(finding)
             if self._as_json:
                 render.emit_json(finding)
@@ -62,35 +57,18 @@ class _Tally:
         if self._as_json:
             render.emit_json({**self._counts, "findings": len(self.findings)})
         elif self.findings:
-            rows = [[render.cell(found[name]) for name in _COLUMNS] for found in self.findings]
+            rows = [[render.cell(finding[name]) for name in _COLUMNS] for finding in self.findings]
             render.table(list(_COLUMNS.values()), rows, empty="")
         if self.findings:
             raise _damage(len(self.findings))
 
 
-def _damage(found: int) -> Failure:
+def _damage(count: int) -> Failure:
     return Failure(
         "Stored state was changed outside the gateway or lost",
-        detail=f"{found:,} findings",
+        detail=f"{count:,} findings",
         hint="Keep the database as it is for whoever looks into it; see docs/formats/head-and-thread-seals.md.",
-        exit_code=ExitCode.FAILURE,
     )
-
-
-def _stretches(connection: "Connection") -> Iterator[dict[str, Any]]:
-    cursor: str | None = None
-    while True:
-        report = connection.call("POST", ["threads:verify"], body={"cursor": cursor})
-        yield report
-        cursor = report["next_cursor"]
-        if cursor is None:
-            return
-
-
-def _verify_subject(connection: "Connection", tally: _Tally, subject: str | None) -> None:
-    for report in _stretches(connection):
-        tally.take(report, subject)
-        tally.say()
 
 
 @click.group("verify")
@@ -100,59 +78,58 @@ def verify_group() -> None:
 
 @verify_group.command("thread")
 @click.argument("thread_id")
-@subject_option
-@url_option
-@json_option
-def verify_thread(*, thread_id: str, subject: str | None, url: str | None, as_json: bool) -> None:
+@as_subject
+def verify_thread(*, thread_id: str, remote: Remote) -> None:
     """Verify one thread."""
-    tally = _Tally(as_json=as_json)
-    with patiently(url, subject, attempt_seconds=_ATTEMPT_SECONDS) as connection:
-        tally.take(connection.call("POST", ["threads:verify"], body={"thread_id": thread_id}), subject)
+    tally = _Tally(as_json=remote.as_json)
+    with remote.connect(attempt_seconds=_ATTEMPT_SECONDS) as connection:
+        tally.take(connection.call("POST", ["threads:verify"], body={"thread_id": thread_id}), remote.subject)
     tally.say()
     tally.finish()
 
 
 @verify_group.command("subject")
-@subject_option
-@url_option
-@json_option
-def verify_subject(*, subject: str | None, url: str | None, as_json: bool) -> None:
+@as_subject
+def verify_subject(*, remote: Remote) -> None:
     """Verify all threads of a subject."""
-    tally = _Tally(as_json=as_json)
-    with patiently(url, subject, attempt_seconds=_ATTEMPT_SECONDS) as connection:
-        _verify_subject(connection, tally, subject)
+    tally = _Tally(as_json=remote.as_json)
+    with remote.connect(attempt_seconds=_ATTEMPT_SECONDS) as connection:
+        for report in connection.each_page("POST", ["threads:verify"], body={}):
+            tally.take(report, remote.subject)
+            tally.say()
     tally.finish()
 
 
-def _verify_by_job(url: str | None, *, operator: bool, timeout_seconds: float | None, as_json: bool) -> None:
-    with as_either(url, operator=operator) as connection:
-        started = connection.call("POST", ["admin", "verify"] if operator else ["verify"])
+def _verify_by_job(remote: Remote, timeout_seconds: float | None) -> None:
+    with remote.connect() as connection:
+        started = connection.call("POST", remote.path("verify"))
         render.say(f"Job {started['job_id']}")
-        job = follow(connection, started["job_id"], operator=operator, timeout_seconds=timeout_seconds)
+        job = follow(remote, connection, started["job_id"], timeout_seconds=timeout_seconds)
     report: dict[str, Any] = job["verification"]
-    found = sum(report["found"].values())
+    total = sum(report["found"].values())
     counts = {name: report.get(name, 0) for name in _COUNTS}  # a release may have begun it that counted less
-    columns = _TENANT_COLUMNS if operator else _COLUMNS
+    columns = _TENANT_COLUMNS if remote.operator else _COLUMNS
     rows = [_row(each) for each in report["findings"]]
     shown = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())
-    known = report.get("known_losses", 0)
-    render.say(f"Verified {shown}; {found} findings.")
-    if known:
+    known_losses = report.get("known_losses", 0)
+    render.say(f"Verified {shown}; {total} findings.")
+    if known_losses:
+        tenants = " and tenants" if remote.operator else ""
         render.say(
-            f"{known:,} anchored heads{' and tenants' if operator else ''} are known to be lost since a restore that"
-            " was accepted; they are no finding."
+            f"{known_losses:,} anchored heads{tenants} are known to be lost since a restore that was accepted; they are"
+            " no finding."
         )
-    if as_json:
+    if remote.as_json:
         for row in rows:
             render.emit_json(row)
-        render.emit_json({**counts, "known_losses": known, "findings": found})
-    elif found:
+        render.emit_json({**counts, "known_losses": known_losses, "findings": total})
+    elif total:
         table = [[render.cell(row.get(name)) for name in columns] for row in rows]
         render.table(list(columns.values()), table, empty="")
         for code, count in report["found"].items():
             render.say(f"{code}: {count:,}")
-    if found:
-        raise _damage(found)
+    if total:
+        raise _damage(total)
 
 
 def _row(finding: dict[str, Any]) -> dict[str, Any]:
@@ -165,23 +142,21 @@ def _row(finding: dict[str, Any]) -> dict[str, Any]:
 
 @verify_group.command("tenant")
 @timeout_option
-@url_option
-@json_option
-def verify_tenant(*, timeout_seconds: float | None, url: str | None, as_json: bool) -> None:
+@as_tenant
+def verify_tenant(*, timeout_seconds: float | None, remote: Remote) -> None:
     """Verify all threads of all subjects, and that no subject is gone, with a key that has tenant:admin."""
-    _verify_by_job(url, operator=False, timeout_seconds=timeout_seconds, as_json=as_json)
+    _verify_by_job(remote, timeout_seconds)
 
 
 @verify_group.command("all")
 @timeout_option
-@url_option
-@json_option
-def verify_all(*, timeout_seconds: float | None, url: str | None, as_json: bool) -> None:
+@as_operator
+def verify_all(*, timeout_seconds: float | None, remote: Remote) -> None:
     """Verify every tenant, as the operator (STATEROOM_OPERATOR_KEY).
 
     Shows codes and numbers by tenant; what is damaged, each tenant sees with `stateroom job show JOB`.
     """
-    _verify_by_job(url, operator=True, timeout_seconds=timeout_seconds, as_json=as_json)
+    _verify_by_job(remote, timeout_seconds)
 
 
 COMMANDS = (verify_group,)

@@ -1,7 +1,7 @@
 """The audit log: a tenant's own, and the operators'. Both are read the same way; only who may differs."""
 
 from dataclasses import dataclass
-from http import HTTPMethod
+from functools import partial
 from typing import Annotated, Generic, TypeVar
 
 from msgspec import Meta, Struct
@@ -10,11 +10,10 @@ from gateway import wire
 from gateway.admission import limits
 from gateway.authentication.principals import OPERATORS, TENANT, Reach
 from gateway.http.exchange import Answer
-from gateway.routing.operations import Call, Operation, Route, route
+from gateway.routing.operations import Call, Operation, Route
 from gateway.wire.administration.api_keys import Permission
 from storage.administration.anchors import Anchor
 from storage.administration.audit import AuditRecord
-from storage.encoding import encode_msgpack
 from storage.scope import OperatorScope, TenantScope
 
 AnyChain = TenantScope | OperatorScope
@@ -46,20 +45,14 @@ def _event(record: AuditRecord) -> wire.audit.AuditEvent:
 
 async def _page(call: Call[AnyChain]) -> Answer:
     query = call.exchange.query(AuditQuery)
-    audit = call.services.store.audit
+    audit = call.store.audit
     origin = audit.origin(call.scope)
-    binding = encode_msgpack((call.exchange.route, origin))
-    after = call.services.cursors.read(binding, query.cursor)
-    begin = int(after[0]) if after else 0
-    reading = audit.page(call.scope, call.principal.actor, begin, query.limit, verify=query.verify)
-    page = await call.services.commits.run(reading)
-    return call.exchange.reply(
-        wire.audit.AuditPage(
-            origin=origin,
-            events=[_event(record) for record in page.items],
-            next_cursor=call.services.cursors.write(binding, page.after),
-        )
-    )
+    cursor = call.cursor(query.cursor, origin)
+    begin = int(cursor.after[0]) if cursor.after else 0
+    reading = audit.page(call.scope, call.actor, begin, query.limit, verify=query.verify)
+    page = await call.commit(reading)
+    events = [_event(record) for record in page.items]
+    return call.exchange.reply(wire.audit.AuditPage(origin=origin, events=events, next_cursor=cursor.next(page.after)))
 
 
 def _anchor(anchor: Anchor) -> wire.audit.AuditAnchor:
@@ -73,18 +66,15 @@ def _anchor(anchor: Anchor) -> wire.audit.AuditAnchor:
 
 
 async def _latest(call: Call[AnyChain]) -> Answer:
-    call.exchange.no_query()
-    return call.exchange.reply(_anchor(await call.services.store.anchors.latest(call.scope)))
+    return call.exchange.reply(_anchor(await call.store.anchors.latest(call.scope)))
 
 
 async def _now(call: Call[AnyChain]) -> Answer:
-    call.exchange.no_query()
-    return call.exchange.reply(_anchor(await call.services.commits.run(call.services.store.anchors.anchor(call.scope))))
+    return call.exchange.reply(_anchor(await call.commit(call.store.anchors.anchor(call.scope))))
 
 
 async def _public_key(call: Call[AnyChain]) -> Answer:
-    call.exchange.no_query()
-    note_key = await call.services.store.anchors.public_key(call.scope)
+    note_key = await call.store.anchors.public_key(call.scope)
     return call.exchange.reply(wire.audit.AuditKey(origin=note_key.name, public_key=str(note_key)))
 
 
@@ -101,56 +91,37 @@ class _Log(Generic[S]):
     def routes(self) -> list[Route]:
         """The operations on it."""
         anchor_problems = ("blob-store-unavailable", "integrity-failure", "key-unavailable", "not-found")
+        declared = partial(Operation, reach=self.reach, permission=self.permission)
         return [
-            route(
-                Operation(
-                    name=f"read_{self.name}",
-                    method=HTTPMethod.GET,
-                    path=self.path,
-                    reach=self.reach,
-                    summary=f"Events of the {self.whose} audit log, oldest first; the beginning of a reading is "
-                    "recorded itself.",
-                    permission=self.permission,
-                    query=AuditQuery,
-                    returns=wire.audit.AuditPage,
-                    problems=("integrity-failure",),
-                )
+            declared(
+                f"GET {self.path}",
+                name=f"read_{self.name}",
+                summary=f"Events of the {self.whose} audit log, oldest first; the beginning of a reading is "
+                "recorded itself.",
+                query=AuditQuery,
+                returns=wire.audit.AuditPage,
+                problems=("integrity-failure",),
             )(_page),
-            route(
-                Operation(
-                    name=f"get_{self.name}_anchor",
-                    method=HTTPMethod.GET,
-                    path=f"{self.path}/anchor",
-                    reach=self.reach,
-                    summary=f"The newest anchor of the {self.whose} audit log in the object store.",
-                    permission=self.permission,
-                    returns=wire.audit.AuditAnchor,
-                    problems=anchor_problems,
-                )
+            declared(
+                f"GET {self.path}/anchor",
+                name=f"get_{self.name}_anchor",
+                summary=f"The newest anchor of the {self.whose} audit log in the object store.",
+                returns=wire.audit.AuditAnchor,
+                problems=anchor_problems,
             )(_latest),
-            route(
-                Operation(
-                    name=f"anchor_{self.name}",
-                    method=HTTPMethod.POST,
-                    path=f"{self.path}/anchor",
-                    reach=self.reach,
-                    summary=f"Anchor the {self.whose} audit log where it is now; safe to repeat.",
-                    permission=self.permission,
-                    returns=wire.audit.AuditAnchor,
-                    problems=anchor_problems,
-                )
+            declared(
+                f"POST {self.path}/anchor",
+                name=f"anchor_{self.name}",
+                summary=f"Anchor the {self.whose} audit log where it is now; safe to repeat.",
+                returns=wire.audit.AuditAnchor,
+                problems=anchor_problems,
             )(_now),
-            route(
-                Operation(
-                    name=f"get_{self.name}_key",
-                    method=HTTPMethod.GET,
-                    path=f"{self.path}/key",
-                    reach=self.reach,
-                    summary=f"The public key that the {self.whose} anchors are signed with.",
-                    permission=self.permission,
-                    returns=wire.audit.AuditKey,
-                    problems=("integrity-failure", "key-unavailable"),
-                )
+            declared(
+                f"GET {self.path}/key",
+                name=f"get_{self.name}_key",
+                summary=f"The public key that the {self.whose} anchors are signed with.",
+                returns=wire.audit.AuditKey,
+                problems=("integrity-failure", "key-unavailable"),
             )(_public_key),
         ]
 

@@ -5,7 +5,6 @@ gives. It opens what any load opens, so a thread under a client-held share stays
 ``docs/operations/break-glass.md``.
 """
 
-from http import HTTPMethod
 from typing import Any
 
 from gateway import wire
@@ -13,8 +12,8 @@ from gateway.authentication import principals
 from gateway.authentication.principals import OPERATORS
 from gateway.http.exchange import Answer, path_uuid
 from gateway.problems import InvalidRequest
-from gateway.routes.checkpoints.verbs import checkpoints_out
-from gateway.routing.operations import Call, Operation, route
+from gateway.routes.checkpoints.conversion import checkpoints_out
+from gateway.routing.operations import Call, Operation
 from gateway.wire.problems import Fault
 from storage.administration.audit import Opening
 from storage.errors import InvalidState, TenantNotFound
@@ -47,37 +46,29 @@ def _opening(tenant_id: str, request: wire.checkpoints.DecryptRequest) -> Openin
     )
 
 
-@route(
-    Operation(
-        name="decrypt",
-        method=HTTPMethod.POST,
-        path="/v1/admin/tenants/{tenant_id}/decrypt",
-        reach=OPERATORS,
-        summary="Break-glass: read one checkpoint of a subject; the tenant's audit log says so before it is opened.",
-        permission="decrypt-any",
-        body=wire.checkpoints.DecryptRequest,
-        returns=wire.checkpoints.Checkpoint,
-        headers=("Accept-State-Version",),
-        problems=(
-            "not-found", "checkpoint-not-found", "client-share-required", "integrity-failure", "key-destroyed",
-            "key-unavailable", "commit-unknown",
-        ),
-    )
+@Operation(
+    "POST /v1/admin/tenants/{tenant_id}/decrypt",
+    reach=OPERATORS,
+    summary="Break-glass: read one checkpoint of a subject; the tenant's audit log says so before it is opened.",
+    permission="decrypt-any",
+    body=wire.checkpoints.DecryptRequest,
+    returns=wire.checkpoints.Checkpoint,
+    headers=("Accept-State-Version",),
+    problems=(
+        "not-found", "checkpoint-not-found", "client-share-required", "integrity-failure", "key-destroyed",
+        "key-unavailable", "commit-unknown",
+    ),
 )  # fmt: skip
 async def decrypt(call: Call[OperatorScope], tenant_id: str) -> Answer:
-    call.exchange.no_query()
     request, _, _ = await call.exchange.body(wire.checkpoints.DecryptRequest)
     opening = _opening(tenant_id, request)
-    receipt = await call.services.commits.run(call.services.store.audit.break_glass(call.principal.actor, opening))
+    receipt = await call.commit(call.store.audit.break_glass(call.actor, opening))
     scope = principals.break_glass_scope(call.principal, receipt)
     opened = receipt.opening
-    loaded = await call.services.store.states.load(
+    loaded = await call.store.states.load(
         scope,
         call.exchange.state_versions(),
         Load(opened.thread_id, opened.namespace, opened.checkpoint_id, with_state=True),
     )
     [shown] = await checkpoints_out(call.exchange, [loaded.checkpoint], "state")
     return call.exchange.reply(shown)
-
-
-ROUTES = [decrypt]

@@ -1,34 +1,24 @@
 """Credentials: who am I, the API keys of a tenant, and those of the operators."""
 
 from datetime import UTC, datetime
-from http import HTTPMethod
-from typing import Annotated
 from uuid import UUID
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from gateway import wire
-from gateway.admission import limits
 from gateway.authentication import api_keys
 from gateway.authentication.principals import CALLER, OPERATORS, TENANT
 from gateway.bodies.scanning import Format
+from gateway.http.cursors import PageQuery
 from gateway.http.exchange import Answer, path_id, place
 from gateway.problems import PermissionDenied
 from gateway.routes.administration.derived_ids import DerivedIds
-from gateway.routing.operations import Call, Operation, route
+from gateway.routing.operations import Call, Operation
 from gateway.services import Services
 from storage import model
-from storage.encoding import encode_msgpack
 from storage.errors import InvalidState
 from storage.scope import SHARED_SUBJECT, OperatorScope, TenantScope, check_subject
-
-
-class PageQuery(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Which page of a list."""
-
-    limit: Annotated[int, Meta(ge=1, le=limits.PAGE_ITEMS_MAX)] = limits.PAGE_ITEMS_DEFAULT
-    cursor: str | None = None
 
 
 class RevokeQuery(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -45,54 +35,41 @@ def _tenant_text(tenant_id: UUID | None) -> str | None:
     return None if tenant_id is None else str(tenant_id)
 
 
-@route(
-    Operation(
-        name="whoami",
-        method=HTTPMethod.GET,
-        path="/v1/whoami",
-        reach=CALLER,
-        summary="What the credential is and may do.",
-        returns=wire.api_keys.WhoAmI,
-    )
+@Operation(
+    "GET /v1/whoami",
+    reach=CALLER,
+    summary="What the credential is and may do.",
+    returns=wire.api_keys.WhoAmI,
 )
 async def whoami(call: Call[None]) -> Answer:
-    call.exchange.no_query()
     return call.exchange.reply(
-        wire.api_keys.WhoAmI(
-            key_id=call.principal.key_id,
-            kind=call.principal.kind,
+        wire.api_keys.WhoAmI.of(
+            call.principal,
             tenant_id=_tenant_text(call.principal.tenant_id),
-            subject_id=call.principal.subject_id,
             permissions=_permissions(call.principal.permissions),
             grants=_permissions(call.principal.grants),
-            expires_at=call.principal.expires_at,
         )
     )
 
 
 def derived_ids(call: Call[object], tenant_id: UUID | None, name: Format, body: bytes) -> DerivedIds | None:
     """What the request's Idempotency-Key names, if it has one."""
-    given = call.exchange.idempotency("", name, body)
-    if given is None:
+    idempotency = call.exchange.idempotency("", name, body)
+    if idempotency is None:
         return None
-    return DerivedIds(call.services.settings.api_key_pepper, tenant_id, call.exchange.route, given.idempotency_key)
+    return DerivedIds(
+        call.services.settings.api_key_pepper, tenant_id, call.exchange.route, idempotency.idempotency_key
+    )
 
 
 def api_key_out(record: model.ApiKeyRecord, services: Services) -> wire.api_keys.ApiKey:
     """An API key as the API shows it."""
-    return wire.api_keys.ApiKey(
-        key_id=record.key_id,
-        kind=record.kind,
-        name=record.name,
+    return wire.api_keys.ApiKey.of(
+        record,
         tenant_id=_tenant_text(record.tenant_id),
-        subject_id=record.subject_id,
         permissions=_permissions(record.permissions),
         grants=_permissions(record.grants),
         status=api_keys.status_of(record, services.settings.peppers, services.clock.now()),
-        created_at=record.created_at,
-        expires_at=record.expires_at,
-        revoked_at=record.revoked_at,
-        last_used_at=record.last_used_at,
     )
 
 
@@ -132,9 +109,9 @@ def _check_request(request: wire.api_keys.ApiKeyRequest, grants: frozenset[str],
     """A key does no more than its kind, a subject's key stays its own, and nobody hands out what they may not grant.
 
     Args:
-        request: What is asked for.
-        grants: Of the key that asks.
-        services: The clock.
+        request: The key that is asked for.
+        grants: The grants of the key that asks.
+        services: The parts of the process.
 
     Raises:
         InvalidState: it is no key of its kind.
@@ -158,23 +135,18 @@ def _check_request(request: wire.api_keys.ApiKeyRequest, grants: frozenset[str],
         )
 
 
-@route(
-    Operation(
-        name="create_api_key",
-        method=HTTPMethod.POST,
-        path="/v1/api-keys",
-        reach=TENANT,
-        summary="Make an API key. Its secret is in this answer and nowhere else. 200: it was made before, without it.",
-        permission="tenant:admin",
-        body=wire.api_keys.ApiKeyRequest,
-        returns=wire.api_keys.ApiKeyCreated,
-        statuses=(201, 200),
-        headers=("Idempotency-Key",),
-        problems=("idempotency-key-reused",),
-    )
+@Operation(
+    "POST /v1/api-keys",
+    reach=TENANT,
+    summary="Make an API key. Its secret is in this answer and nowhere else. 200: it was made before, without it.",
+    permission="tenant:admin",
+    body=wire.api_keys.ApiKeyRequest,
+    returns=wire.api_keys.ApiKeyCreated,
+    statuses=(201, 200),
+    headers=("Idempotency-Key",),
+    problems=("idempotency-key-reused",),
 )
 async def create_api_key(call: Call[TenantScope]) -> Answer:
-    call.exchange.no_query()
     request, name, body = await call.exchange.body(wire.api_keys.ApiKeyRequest)
     _check_request(request, call.principal.grants, call.services)
     ids = derived_ids(call, call.scope.tenant_id, name, body)
@@ -192,25 +164,19 @@ async def create_api_key(call: Call[TenantScope]) -> Answer:
         ),
         None if ids is None else api_keys.generate(call.services.settings.peppers, ids.key_id()),
     )
-    stored = await call.services.commits.run(
-        call.services.store.tenants.add_key(call.scope, record, call.principal.actor)
-    )
+    stored = await call.commit(call.store.tenants.add_key(call.scope, record, call.actor))
     made = stored is record
     shown = new_api_key(stored, call.services, text if made else None)
     return call.exchange.reply(shown, status=201, location=place("api-keys", stored.key_id), replayed=not made)
 
 
-@route(
-    Operation(
-        name="list_api_keys",
-        method=HTTPMethod.GET,
-        path="/v1/api-keys",
-        reach=TENANT,
-        summary="List the tenant's API keys, newest first, without secrets.",
-        permission="tenant:admin",
-        query=PageQuery,
-        returns=wire.api_keys.ApiKeyPage,
-    )
+@Operation(
+    "GET /v1/api-keys",
+    reach=TENANT,
+    summary="List the tenant's API keys, newest first, without secrets.",
+    permission="tenant:admin",
+    query=PageQuery,
+    returns=wire.api_keys.ApiKeyPage,
 )
 async def list_api_keys(call: Call[TenantScope]) -> Answer:
     return await _list(call)
@@ -219,31 +185,21 @@ async def list_api_keys(call: Call[TenantScope]) -> Answer:
 async def _list(call: Call[TenantScope | OperatorScope]) -> Answer:
     query = call.exchange.query(PageQuery)
     tenant = call.scope.tenant_id if isinstance(call.scope, TenantScope) else None
-    binding = encode_msgpack((call.exchange.route, tenant))
-    page = await call.services.store.tenants.list_keys(
-        call.scope, query.limit, call.services.cursors.read(binding, query.cursor)
-    )
-    return call.exchange.reply(
-        wire.api_keys.ApiKeyPage(
-            api_keys=[api_key_out(record, call.services) for record in page.items],
-            next_cursor=call.services.cursors.write(binding, page.after),
-        )
-    )
+    cursor = call.cursor(query.cursor, tenant)
+    page = await call.store.tenants.list_keys(call.scope, query.limit, cursor.after)
+    keys = [api_key_out(record, call.services) for record in page.items]
+    return call.exchange.reply(wire.api_keys.ApiKeyPage(api_keys=keys, next_cursor=cursor.next(page.after)))
 
 
-@route(
-    Operation(
-        name="revoke_api_key",
-        method=HTTPMethod.DELETE,
-        path="/v1/api-keys/{key_id}",
-        reach=TENANT,
-        summary="Revoke an API key: at once here, within seconds in other processes. The last one with tenant:admin "
-        "takes force=true.",
-        permission="tenant:admin",
-        query=RevokeQuery,
-        statuses=(204,),
-        problems=("last-admin-key", "not-found"),
-    )
+@Operation(
+    "DELETE /v1/api-keys/{key_id}",
+    reach=TENANT,
+    summary="Revoke an API key: at once here, within seconds in other processes. The last one with tenant:admin "
+    "takes force=true.",
+    permission="tenant:admin",
+    query=RevokeQuery,
+    statuses=(204,),
+    problems=("last-admin-key", "not-found"),
 )
 async def revoke_api_key(call: Call[TenantScope], key_id: str) -> Answer:
     return await _revoke(call, key_id)
@@ -253,52 +209,32 @@ async def _revoke(call: Call[TenantScope | OperatorScope], key_id: str) -> Answe
     force = call.exchange.query(RevokeQuery).force
     name = path_id(key_id, "key_id")
     peppers = call.services.settings.peppers
-    await call.services.commits.run(
-        call.services.store.tenants.revoke_key(call.scope, name, peppers, call.principal.actor, force=force)
-    )
+    await call.commit(call.store.tenants.revoke_key(call.scope, name, peppers, call.actor, force=force))
     call.services.authenticator.forget(name)
     return Answer(204, [])
 
 
-@route(
-    Operation(
-        name="list_operator_keys",
-        method=HTTPMethod.GET,
-        path="/v1/admin/api-keys",
-        reach=OPERATORS,
-        summary="List the operators' API keys, newest first, without secrets.",
-        permission="operator",
-        query=PageQuery,
-        returns=wire.api_keys.ApiKeyPage,
-    )
+@Operation(
+    "GET /v1/admin/api-keys",
+    reach=OPERATORS,
+    summary="List the operators' API keys, newest first, without secrets.",
+    permission="operator",
+    query=PageQuery,
+    returns=wire.api_keys.ApiKeyPage,
 )
 async def list_operator_keys(call: Call[OperatorScope]) -> Answer:
     return await _list(call)
 
 
-@route(
-    Operation(
-        name="revoke_operator_key",
-        method=HTTPMethod.DELETE,
-        path="/v1/admin/api-keys/{key_id}",
-        reach=OPERATORS,
-        summary="Revoke an operator's API key: at once here, within seconds in other processes. The last one takes "
-        "force=true.",
-        permission="operator",
-        query=RevokeQuery,
-        statuses=(204,),
-        problems=("last-admin-key", "not-found"),
-    )
+@Operation(
+    "DELETE /v1/admin/api-keys/{key_id}",
+    reach=OPERATORS,
+    summary="Revoke an operator's API key: at once here, within seconds in other processes. The last one takes "
+    "force=true.",
+    permission="operator",
+    query=RevokeQuery,
+    statuses=(204,),
+    problems=("last-admin-key", "not-found"),
 )
 async def revoke_operator_key(call: Call[OperatorScope], key_id: str) -> Answer:
     return await _revoke(call, key_id)
-
-
-ROUTES = [
-    whoami,
-    create_api_key,
-    list_api_keys,
-    revoke_api_key,
-    list_operator_keys,
-    revoke_operator_key,
-]

@@ -4,7 +4,6 @@ What an operator does to a tenant stands in the tenant's audit log as well as in
 """
 
 from dataclasses import replace
-from http import HTTPMethod
 from uuid import UUID
 
 import msgspec
@@ -13,42 +12,32 @@ from uuid_utils import uuid7
 from gateway import wire
 from gateway.authentication import api_keys
 from gateway.authentication.principals import OPERATORS
+from gateway.http.cursors import PageQuery
 from gateway.http.exchange import Answer, path_uuid, place
-from gateway.routes.administration.credentials import PageQuery, check_expiry, derived_ids, new_api_key
-from gateway.routing.operations import Call, Operation, route
+from gateway.routes.administration.credentials import check_expiry, derived_ids, new_api_key
+from gateway.routing.operations import Call, Operation
 from storage import model
-from storage.encoding import encode_msgpack
 from storage.errors import TenantNotFound
 from storage.scope import OperatorScope
 
 
 def _tenant(tenant: model.Tenant) -> wire.tenants.Tenant:
-    return wire.tenants.Tenant(
-        tenant_id=str(tenant.tenant_id),
-        name=tenant.name,
-        created_at=tenant.created_at,
-        suspended_at=tenant.suspended_at,
-    )
+    return wire.tenants.Tenant.of(tenant, tenant_id=str(tenant.tenant_id))
 
 
-@route(
-    Operation(
-        name="create_tenant",
-        method=HTTPMethod.POST,
-        path="/v1/admin/tenants",
-        reach=OPERATORS,
-        summary="Make a tenant and its first administration key, which is in this answer and nowhere else. 200: it was "
-        "made before, and comes without the key.",
-        permission="operator",
-        body=wire.tenants.TenantRequest,
-        returns=wire.tenants.TenantCreated,
-        statuses=(201, 200),
-        headers=("Idempotency-Key",),
-        problems=("idempotency-key-reused", "tenant-name-taken"),
-    )
+@Operation(
+    "POST /v1/admin/tenants",
+    reach=OPERATORS,
+    summary="Make a tenant and its first administration key, which is in this answer and nowhere else. 200: it was "
+    "made before, and comes without the key.",
+    permission="operator",
+    body=wire.tenants.TenantRequest,
+    returns=wire.tenants.TenantCreated,
+    statuses=(201, 200),
+    headers=("Idempotency-Key",),
+    problems=("idempotency-key-reused", "tenant-name-taken"),
 )
 async def create_tenant(call: Call[OperatorScope]) -> Answer:
-    call.exchange.no_query()
     request, name, body = await call.exchange.body(wire.tenants.TenantRequest)
     ids = derived_ids(call, None, name, body)
     tenant_id = UUID(str(uuid7())) if ids is None else ids.uuid()
@@ -65,147 +54,102 @@ async def create_tenant(call: Call[OperatorScope]) -> Answer:
         ),
     )
     founding = replace(call.scope, founding=tenant.tenant_id)
-    stored = await call.services.commits.run(
-        call.services.store.tenants.create(founding, tenant, record, call.principal.actor)
-    )
+    stored = await call.commit(call.store.tenants.create(founding, tenant, record, call.actor))
     made = stored is tenant
     shown = wire.tenants.TenantCreated(**msgspec.structs.asdict(_tenant(stored)), api_key=text if made else None)
     location = place("admin", "tenants", str(stored.tenant_id))
     return call.exchange.reply(shown, status=201, location=location, replayed=not made)
 
 
-@route(
-    Operation(
-        name="list_tenants",
-        method=HTTPMethod.GET,
-        path="/v1/admin/tenants",
-        reach=OPERATORS,
-        summary="List tenants, newest first.",
-        permission="operator",
-        query=PageQuery,
-        returns=wire.tenants.TenantPage,
-    )
+@Operation(
+    "GET /v1/admin/tenants",
+    reach=OPERATORS,
+    summary="List tenants, newest first.",
+    permission="operator",
+    query=PageQuery,
+    returns=wire.tenants.TenantPage,
 )
 async def list_tenants(call: Call[OperatorScope]) -> Answer:
     query = call.exchange.query(PageQuery)
-    binding = encode_msgpack((call.exchange.route,))
-    page = await call.services.store.tenants.list(
-        call.scope, query.limit, call.services.cursors.read(binding, query.cursor)
-    )
-    return call.exchange.reply(
-        wire.tenants.TenantPage(
-            tenants=[_tenant(tenant) for tenant in page.items],
-            next_cursor=call.services.cursors.write(binding, page.after),
-        )
-    )
+    cursor = call.cursor(query.cursor)
+    page = await call.store.tenants.list(call.scope, query.limit, cursor.after)
+    tenants = [_tenant(tenant) for tenant in page.items]
+    return call.exchange.reply(wire.tenants.TenantPage(tenants=tenants, next_cursor=cursor.next(page.after)))
 
 
-@route(
-    Operation(
-        name="get_tenant",
-        method=HTTPMethod.GET,
-        path="/v1/admin/tenants/{tenant_id}",
-        reach=OPERATORS,
-        summary="Show a tenant.",
-        permission="operator",
-        returns=wire.tenants.Tenant,
-        problems=("not-found",),
-    )
+@Operation(
+    "GET /v1/admin/tenants/{tenant_id}",
+    reach=OPERATORS,
+    summary="Show a tenant.",
+    permission="operator",
+    returns=wire.tenants.Tenant,
+    problems=("not-found",),
 )
 async def get_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
-    call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
-    return call.exchange.reply(_tenant(await call.services.store.tenants.get(call.scope, wanted)))
+    return call.exchange.reply(_tenant(await call.store.tenants.get(call.scope, wanted)))
 
 
-@route(
-    Operation(
-        name="rename_tenant",
-        method=HTTPMethod.PATCH,
-        path="/v1/admin/tenants/{tenant_id}",
-        reach=OPERATORS,
-        summary="Give a tenant another name, which no other tenant has.",
-        permission="operator",
-        body=wire.tenants.TenantRequest,
-        returns=wire.tenants.Tenant,
-        problems=("not-found", "tenant-name-taken"),
-    )
+@Operation(
+    "PATCH /v1/admin/tenants/{tenant_id}",
+    reach=OPERATORS,
+    summary="Give a tenant another name, which no other tenant has.",
+    permission="operator",
+    body=wire.tenants.TenantRequest,
+    returns=wire.tenants.Tenant,
+    problems=("not-found", "tenant-name-taken"),
 )
 async def rename_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
-    call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
     request, _, _ = await call.exchange.body(wire.tenants.TenantRequest)
-    return call.exchange.reply(
-        _tenant(
-            await call.services.commits.run(
-                call.services.store.tenants.rename(wanted, request.name, call.principal.actor)
-            )
-        )
-    )
+    return call.exchange.reply(_tenant(await call.commit(call.store.tenants.rename(wanted, request.name, call.actor))))
 
 
-@route(
-    Operation(
-        name="suspend_tenant",
-        method=HTTPMethod.POST,
-        path="/v1/admin/tenants/{tenant_id}/suspend",
-        reach=OPERATORS,
-        summary="Refuse all keys of a tenant: at once here, within seconds in other processes. What it stored is kept.",
-        permission="operator",
-        body=wire.tenants.TenantSuspension,
-        returns=wire.tenants.Tenant,
-        problems=("not-found",),
-    )
+@Operation(
+    "POST /v1/admin/tenants/{tenant_id}/suspend",
+    reach=OPERATORS,
+    summary="Refuse all keys of a tenant: at once here, within seconds in other processes. What it stored is kept.",
+    permission="operator",
+    body=wire.tenants.TenantSuspension,
+    returns=wire.tenants.Tenant,
+    problems=("not-found",),
 )
 async def suspend_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
-    call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
     request, _, _ = await call.exchange.body(wire.tenants.TenantSuspension)
-    found = await call.services.commits.run(
-        call.services.store.tenants.suspend(wanted, request.reason, call.principal.actor)
-    )
+    tenant = await call.commit(call.store.tenants.suspend(wanted, request.reason, call.actor))
     call.services.authenticator.forget_tenant(wanted)
-    return call.exchange.reply(_tenant(found))
+    return call.exchange.reply(_tenant(tenant))
 
 
-@route(
-    Operation(
-        name="resume_tenant",
-        method=HTTPMethod.POST,
-        path="/v1/admin/tenants/{tenant_id}/resume",
-        reach=OPERATORS,
-        summary="Take the keys of a suspended tenant again.",
-        permission="operator",
-        returns=wire.tenants.Tenant,
-        problems=("not-found",),
-    )
+@Operation(
+    "POST /v1/admin/tenants/{tenant_id}/resume",
+    reach=OPERATORS,
+    summary="Take the keys of a suspended tenant again.",
+    permission="operator",
+    returns=wire.tenants.Tenant,
+    problems=("not-found",),
 )
 async def resume_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
-    call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
-    found = await call.services.commits.run(call.services.store.tenants.resume(wanted, call.principal.actor))
+    tenant = await call.commit(call.store.tenants.resume(wanted, call.actor))
     call.services.authenticator.forget_tenant(wanted)
-    return call.exchange.reply(_tenant(found))
+    return call.exchange.reply(_tenant(tenant))
 
 
-@route(
-    Operation(
-        name="recover_tenant",
-        method=HTTPMethod.POST,
-        path="/v1/admin/tenants/{tenant_id}/recover",
-        reach=OPERATORS,
-        summary="Make an administration key for a tenant that lost its own; its audit log says so. 200: it was made "
-        "before, and comes without its secret.",
-        permission="operator",
-        body=wire.tenants.TenantRecovery,
-        returns=wire.api_keys.ApiKeyCreated,
-        statuses=(201, 200),
-        headers=("Idempotency-Key",),
-        problems=("idempotency-key-reused", "not-found"),
-    )
+@Operation(
+    "POST /v1/admin/tenants/{tenant_id}/recover",
+    reach=OPERATORS,
+    summary="Make an administration key for a tenant that lost its own; its audit log says so. 200: it was made "
+    "before, and comes without its secret.",
+    permission="operator",
+    body=wire.tenants.TenantRecovery,
+    returns=wire.api_keys.ApiKeyCreated,
+    statuses=(201, 200),
+    headers=("Idempotency-Key",),
+    problems=("idempotency-key-reused", "not-found"),
 )
 async def recover_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
-    call.exchange.no_query()
     wanted = path_uuid(tenant_id, TenantNotFound)
     request, name, body = await call.exchange.body(wire.tenants.TenantRecovery)
     if request.expires_at is not None:
@@ -224,20 +168,7 @@ async def recover_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
         ),
         None if ids is None else api_keys.generate(call.services.settings.peppers, ids.key_id()),
     )
-    stored = await call.services.commits.run(
-        call.services.store.tenants.recover(record, request.reason, call.principal.actor)
-    )
+    stored = await call.commit(call.store.tenants.recover(record, request.reason, call.actor))
     made = stored is record
     shown = new_api_key(stored, call.services, text if made else None)
     return call.exchange.reply(shown, status=201, location=place("api-keys", stored.key_id), replayed=not made)
-
-
-ROUTES = [
-    create_tenant,
-    list_tenants,
-    get_tenant,
-    rename_tenant,
-    suspend_tenant,
-    resume_tenant,
-    recover_tenant,
-]

@@ -50,15 +50,15 @@ async def inlined(
     named = await _named(values)
     if not named:
         return {}
-    found = await artifacts.open_named(scope, named, share=share)
+    contents = await artifacts.open_named(scope, named, share=share)
     shown: dict[str, wire.checkpoints.InlinedArtifact] = {}
     wanted: list[tuple[wire.checkpoints.InlinedArtifact, ArtifactContent]] = []
     room_bytes = limits.INLINED_BYTES_MAX
     for artifact_id in named:
-        if artifact_id not in found:
+        if artifact_id not in contents:
             shown[str(artifact_id)] = wire.checkpoints.InlinedArtifact(missing=True)
             continue
-        content = found[artifact_id]
+        content = contents[artifact_id]
         if content is None:
             shown[str(artifact_id)] = wire.checkpoints.InlinedArtifact(withheld=True)
             continue

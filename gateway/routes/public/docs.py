@@ -2,44 +2,33 @@
 
 import functools
 import hashlib
-from http import HTTPMethod
 
 from gateway.http.artifact_headers import none_match
 from gateway.http.compressing import accepts_gzip
 from gateway.http.exchange import Answer
-from gateway.routing.operations import Operation, PublicCall, public_route
+from gateway.routing.operations import Operation, PublicCall
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
-@public_route(
-    Operation(
-        name="openapi",
-        method=HTTPMethod.GET,
-        path="/openapi.json",
-        reach=None,
-        summary="This document.",
-        statuses=(200, 304),
-        headers=("If-None-Match-Tag",),
-        extra_headers=("ETag",),
-    )
+@Operation(
+    "GET /openapi.json",
+    summary="This document.",
+    statuses=(200, 304),
+    headers=("If-None-Match-Tag",),
+    extra_headers=("ETag",),
 )
 async def openapi(call: PublicCall) -> Answer:
     return _answer(call, call.services.openapi_document, b"application/json")
 
 
-@public_route(
-    Operation(
-        name="docs",
-        method=HTTPMethod.GET,
-        path="/docs",
-        reach=None,
-        summary="The API as a page to read.",
-        statuses=(200, 304),
-        headers=("If-None-Match-Tag",),
-        extra_headers=("ETag",),
-        media_type="text/html",
-    )
+@Operation(
+    "GET /docs",
+    summary="The API as a page to read.",
+    statuses=(200, 304),
+    headers=("If-None-Match-Tag",),
+    extra_headers=("ETag",),
+    media_type="text/html",
 )
 async def docs(call: PublicCall) -> Answer:
     return _answer(
@@ -65,6 +54,3 @@ def _answer(call: PublicCall, body: bytes, media_type: bytes, *headers: tuple[by
 def _tag(body: bytes) -> str:
     """The opaque part of a weak ETag: compressed, the same page has other bytes each time."""
     return f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-
-
-ROUTES = [openapi, docs]

@@ -1,12 +1,10 @@
 """Whether the process lives, and whether it should get requests. Public; neither says anything of tenants."""
 
-from http import HTTPMethod
-
 from gateway import wire
 from gateway.admission.limits import RETRY_AFTER_SECONDS
 from gateway.http.exchange import Answer
 from gateway.readiness import Report
-from gateway.routing.operations import Operation, PublicCall, public_route
+from gateway.routing.operations import Operation, PublicCall
 from storage.encoding import encode_json
 
 
@@ -20,35 +18,22 @@ _JSON = (b"content-type", b"application/json")
 _ALIVE = encode_json(Alive())
 
 
-@public_route(
-    Operation(
-        name="livez",
-        method=HTTPMethod.GET,
-        path="/livez",
-        reach=None,
-        summary="The process answers; no I/O.",
-        returns=Alive,
-    )
+@Operation(
+    "GET /livez",
+    summary="The process answers; no I/O.",
+    returns=Alive,
 )
 async def livez(_: PublicCall) -> Answer:
     return Answer(200, [_JSON], _ALIVE)
 
 
-@public_route(
-    Operation(
-        name="readyz",
-        method=HTTPMethod.GET,
-        path="/readyz",
-        reach=None,
-        summary="Whether to send requests here: 200, or 503 while draining or not fit.",
-        returns=Report,
-        statuses=(200, 503),
-    )
+@Operation(
+    "GET /readyz",
+    summary="Whether to send requests here: 200, or 503 while draining or not fit.",
+    returns=Report,
+    statuses=(200, 503),
 )
 async def readyz(call: PublicCall) -> Answer:
     ready, report = await call.services.readiness.probe()
     later = (b"retry-after", str(round(RETRY_AFTER_SECONDS)).encode())
     return Answer(200 if ready else 503, [_JSON] if ready else [_JSON, later], report)
-
-
-ROUTES = [livez, readyz]

@@ -1,7 +1,6 @@
 """State schemas: registering versions of agents' state, and bringing stored state to a version eagerly."""
 
 import re
-from http import HTTPMethod
 from typing import Annotated
 
 import msgspec
@@ -10,11 +9,11 @@ from msgspec import Meta
 from gateway import wire
 from gateway.admission import limits
 from gateway.authentication.principals import TENANT
+from gateway.http.cursors import PageQuery
 from gateway.http.exchange import Answer, place
 from gateway.problems import InvalidRequest, pointer
-from gateway.routes.administration.credentials import PageQuery
 from gateway.routes.jobs import begun, shown
-from gateway.routing.operations import Call, Operation, Route, route
+from gateway.routing.operations import Call, Operation, Route
 from gateway.wire.problems import Fault
 from storage.encoding import encode_msgpack
 from storage.errors import LimitExceeded
@@ -58,91 +57,64 @@ def _definition(request: wire.schemas.StateSchemaDefinition) -> Definition:
 
 
 def _version_out(version: SchemaVersion) -> wire.schemas.StateSchemaVersion:
-    given = version.definition
-    return wire.schemas.StateSchemaVersion(
+    definition = version.definition
+    return wire.schemas.StateSchemaVersion.of(
+        definition,
         state_schema=version.schema,
         state_version=version.number,
-        label=given.label,
-        json_schema=given.json_schema,
-        ephemeral=list(given.ephemeral),
-        searchable=list(given.searchable),
-        up=given.up,
-        down=given.down,
-        deployment=given.deployment,
+        ephemeral=list(definition.ephemeral),
+        searchable=list(definition.searchable),
         created_at=version.created_at,
         damaged=version.damaged,
     )
 
 
-@route(
-    Operation(
-        name="put_state_schema_version",
-        method=HTTPMethod.PUT,
-        path="/v1/state-schemas/{state_schema}/versions/{state_version}",
-        reach=TENANT,
-        summary="Register the next version of a state schema; versions are written once. 200: it was registered. One "
-        "that is damaged is superseded.",
-        permission="tenant:admin",
-        body=wire.schemas.StateSchemaDefinition,
-        returns=wire.schemas.StateSchemaVersion,
-        statuses=(201, 200),
-        problems=("state-schema-exists", "limit-exceeded", "too-costly", "tenant-too-costly", "commit-unknown"),
-    )
+@Operation(
+    "PUT /v1/state-schemas/{state_schema}/versions/{state_version}",
+    reach=TENANT,
+    summary="Register the next version of a state schema; versions are written once. 200: it was registered. One "
+    "that is damaged is superseded.",
+    permission="tenant:admin",
+    body=wire.schemas.StateSchemaDefinition,
+    returns=wire.schemas.StateSchemaVersion,
+    statuses=(201, 200),
+    problems=("state-schema-exists", "limit-exceeded", "too-costly", "tenant-too-costly", "commit-unknown"),
 )
 async def put_state_schema_version(call: Call[TenantScope], state_schema: str, state_version: str) -> Answer:
-    call.exchange.no_query()
     name, version_number = _schema(state_schema), _number(state_version)
     request, _, _ = await call.exchange.body(wire.schemas.StateSchemaDefinition)
-    work = call.services.store.state_schemas.put(
-        call.scope, name, version_number, _definition(request), call.principal.actor
-    )
-    version, added = await call.services.commits.run(work)
+    work = call.store.state_schemas.put(call.scope, name, version_number, _definition(request), call.actor)
+    version, added = await call.commit(work)
     location = place("state-schemas", name, "versions", state_version)
     return call.exchange.reply(_version_out(version), status=201, location=location, replayed=not added)
 
 
-@route(
-    Operation(
-        name="list_state_schemas",
-        method=HTTPMethod.GET,
-        path="/v1/state-schemas",
-        reach=TENANT,
-        summary="The tenant's state schemas, by name.",
-        permission="tenant:admin",
-        query=PageQuery,
-        returns=wire.schemas.StateSchemaPage,
-    )
+@Operation(
+    "GET /v1/state-schemas",
+    reach=TENANT,
+    summary="The tenant's state schemas, by name.",
+    permission="tenant:admin",
+    query=PageQuery,
+    returns=wire.schemas.StateSchemaPage,
 )
 async def list_state_schemas(call: Call[TenantScope]) -> Answer:
     query = call.exchange.query(PageQuery)
-    binding = encode_msgpack((call.exchange.route, call.scope.tenant_id))
-    after = call.services.cursors.read(binding, query.cursor)
-    page = await call.services.store.state_schemas.names(call.scope, query.limit, after)
-    return call.exchange.reply(
-        wire.schemas.StateSchemaPage(
-            state_schemas=[
-                wire.schemas.StateSchemaName(state_schema=name, newest_version=newest) for name, newest in page.items
-            ],
-            next_cursor=call.services.cursors.write(binding, page.after),
-        )
-    )
+    cursor = call.cursor(query.cursor, call.scope.tenant_id)
+    page = await call.store.state_schemas.names(call.scope, query.limit, cursor.after)
+    names = [wire.schemas.StateSchemaName(state_schema=name, newest_version=newest) for name, newest in page.items]
+    return call.exchange.reply(wire.schemas.StateSchemaPage(state_schemas=names, next_cursor=cursor.next(page.after)))
 
 
-@route(
-    Operation(
-        name="get_state_schema",
-        method=HTTPMethod.GET,
-        path="/v1/state-schemas/{state_schema}",
-        reach=TENANT,
-        summary="A state schema with all its versions.",
-        permission="tenant:admin",
-        returns=wire.schemas.StateSchema,
-        problems=("state-schema-not-found",),
-    )
+@Operation(
+    "GET /v1/state-schemas/{state_schema}",
+    reach=TENANT,
+    summary="A state schema with all its versions.",
+    permission="tenant:admin",
+    returns=wire.schemas.StateSchema,
+    problems=("state-schema-not-found",),
 )
 async def get_state_schema(call: Call[TenantScope], state_schema: str) -> Answer:
-    call.exchange.no_query()
-    versions = await call.services.store.state_schemas.list(call.scope, _schema(state_schema))
+    versions = await call.store.state_schemas.list(call.scope, _schema(state_schema))
     return call.exchange.reply(
         wire.schemas.StateSchema(
             state_schema=versions[-1].schema,
@@ -153,71 +125,54 @@ async def get_state_schema(call: Call[TenantScope], state_schema: str) -> Answer
 
 
 def _adoption_out(adoption: Adoption, *, authentic: bool = True) -> wire.schemas.StateAdoption:
-    return wire.schemas.StateAdoption(
-        state_schema=adoption.state_schema,
-        state_version=adoption.state_version,
-        agent=adoption.agent,
-        namespace=adoption.namespace,
-        adopted_at=adoption.adopted_at,
-        damaged=not authentic,
-    )
+    return wire.schemas.StateAdoption.of(adoption, damaged=not authentic)
 
 
-@route(
-    Operation(
-        name="adopt_state",
-        method=HTTPMethod.POST,
-        path="/v1/state-schemas/{state_schema}/adoptions",
-        reach=TENANT,
-        summary="Say at which version an agent's unversioned state is that was saved until now, once; from then on the "
-        "agent's saves name a version. 200: it was said.",
-        permission="tenant:admin",
-        body=wire.schemas.StateAdoptionRequest,
-        returns=wire.schemas.StateAdoption,
-        statuses=(201, 200),
-        problems=(
-            "state-schema-not-found", "state-too-new", "adoption-exists", "adoption-built-on", "feature-off",
-            "integrity-failure", "key-unavailable", "commit-unknown",
-        ),
-    )
+@Operation(
+    "POST /v1/state-schemas/{state_schema}/adoptions",
+    reach=TENANT,
+    summary="Say at which version an agent's unversioned state is that was saved until now, once; from then on the "
+    "agent's saves name a version. 200: it was said.",
+    permission="tenant:admin",
+    body=wire.schemas.StateAdoptionRequest,
+    returns=wire.schemas.StateAdoption,
+    statuses=(201, 200),
+    problems=(
+        "state-schema-not-found", "state-too-new", "adoption-exists", "adoption-built-on", "feature-off",
+        "integrity-failure", "key-unavailable", "commit-unknown",
+    ),
 )  # fmt: skip
 async def adopt_state(call: Call[TenantScope], state_schema: str) -> Answer:
-    call.exchange.no_query()
     name = _schema(state_schema)
     request, _, _ = await call.exchange.body(wire.schemas.StateAdoptionRequest)
-    work = call.services.store.adoptions.adopt(
+    work = call.store.adoptions.adopt(
         call.scope,
         request.agent,
         request.namespace,
         name,
         request.state_version,
         supersede=request.supersede,
-        actor=call.principal.actor,
+        actor=call.actor,
     )
-    adoption, added = await call.services.commits.run(work)
+    adoption, added = await call.commit(work)
     location = place("state-schemas", name, "adoptions")
     return call.exchange.reply(_adoption_out(adoption), status=201, location=location, replayed=not added)
 
 
-@route(
-    Operation(
-        name="list_state_adoptions",
-        method=HTTPMethod.GET,
-        path="/v1/state-schemas/{state_schema}/adoptions",
-        reach=TENANT,
-        summary="Which unversioned state was adopted under a schema, all of it: a tenant has at most "
-        f"{ADOPTIONS_MAX:,} adoptions.",
-        permission="tenant:admin",
-        returns=wire.schemas.StateAdoptionList,
-        problems=("state-schema-not-found", "key-unavailable"),
-    )
+@Operation(
+    "GET /v1/state-schemas/{state_schema}/adoptions",
+    reach=TENANT,
+    summary="Which unversioned state was adopted under a schema, all of it: a tenant has at most "
+    f"{ADOPTIONS_MAX:,} adoptions.",
+    permission="tenant:admin",
+    returns=wire.schemas.StateAdoptionList,
+    problems=("state-schema-not-found", "key-unavailable"),
 )
 async def list_state_adoptions(call: Call[TenantScope], state_schema: str) -> Answer:
-    call.exchange.no_query()
     name = _schema(state_schema)
-    await call.services.store.state_schemas.require(call.scope, name)
-    found = await call.services.store.adoptions.list(call.scope)
-    shown = [_adoption_out(each, authentic=authentic) for each, authentic in found if each.state_schema == name]
+    await call.store.state_schemas.require(call.scope, name)
+    adoptions = await call.store.adoptions.list(call.scope)
+    shown = [_adoption_out(each, authentic=authentic) for each, authentic in adoptions if each.state_schema == name]
     return call.exchange.reply(wire.schemas.StateAdoptionList(adoptions=shown))
 
 
@@ -232,29 +187,23 @@ def _job(
 ) -> Route:
     """The operation that begins one kind of job over a schema's state."""
 
-    @route(
-        Operation(
-            name=name,
-            method=HTTPMethod.POST,
-            path=f"/v1/state-schemas/{{state_schema}}/{word}",
-            summary=summary,
-            reach=TENANT,
-            permission="tenant:admin",
-            body=body,
-            returns=wire.jobs.Job,
-            statuses=(202,),
-            problems=("state-schema-not-found", "state-too-new", "commit-unknown"),
-        )
+    @Operation(
+        f"POST /v1/state-schemas/{{state_schema}}/{word}",
+        name=name,
+        summary=summary,
+        reach=TENANT,
+        permission="tenant:admin",
+        body=body,
+        returns=wire.jobs.Job,
+        statuses=(202,),
+        problems=("state-schema-not-found", "state-too-new", "commit-unknown"),
     )
     async def begin(call: Call[TenantScope], state_schema: str) -> Answer:
-        call.exchange.no_query()
         schema_name = _schema(state_schema)
         request, _, _ = await call.exchange.body(body)
         how = msgspec.structs.asdict(request)
         how["heads_per_second"] = how.pop("threads_per_second")
-        job_id = await call.services.commits.run(
-            call.services.store.migrating.begin(call.scope, kind, schema_name, call.principal.actor, **how)
-        )
+        job_id = await call.commit(call.store.migrating.begin(call.scope, kind, schema_name, call.actor, **how))
         return await begun(call, job_id)
 
     return begin
@@ -282,22 +231,17 @@ roll_back_state = _job(
 )
 
 
-@route(
-    Operation(
-        name="get_state_migration",
-        method=HTTPMethod.GET,
-        path="/v1/state-schemas/{state_schema}/status",
-        reach=TENANT,
-        summary="How many heads are at which version, and what the last plan, migration and rollback came to.",
-        permission="tenant:admin",
-        returns=wire.jobs.StateMigrationStatus,
-        problems=("state-schema-not-found",),
-    )
+@Operation(
+    "GET /v1/state-schemas/{state_schema}/status",
+    reach=TENANT,
+    summary="How many heads are at which version, and what the last plan, migration and rollback came to.",
+    permission="tenant:admin",
+    returns=wire.jobs.StateMigrationStatus,
+    problems=("state-schema-not-found",),
 )
 async def get_state_migration(call: Call[TenantScope], state_schema: str) -> Answer:
-    call.exchange.no_query()
     name = _schema(state_schema)
-    store = call.services.store
+    store = call.store
     newest = (await store.state_schemas.list(call.scope, name))[-1].number
     heads = await store.migrating.heads_by_version(call.scope, name)
     unversioned = await store.adoptions.unversioned(call.scope)
@@ -313,16 +257,3 @@ async def get_state_migration(call: Call[TenantScope], state_schema: str) -> Ans
             jobs=[shown(each) for each in jobs],
         )
     )
-
-
-ROUTES = [
-    put_state_schema_version,
-    list_state_schemas,
-    get_state_schema,
-    adopt_state,
-    list_state_adoptions,
-    plan_state_migration,
-    migrate_state,
-    roll_back_state,
-    get_state_migration,
-]

@@ -62,7 +62,8 @@ def main() -> None:
         gc.freeze()
         memory = Memory()
         confine(memory)
-        if not shipped:  # steps in Python may import something when they run
+        # Steps in Python may import something when they run.
+        if not shipped:  # pragma: no cover  what can open no file writes no coverage
             for each in _LATER_OPENED:
                 codecs.lookup(each)
             open_nothing_more()

@@ -33,9 +33,8 @@ class Memory:
         return self._bytes(1)
 
     def _bytes(self, column: int) -> int:
-        if self._statm is None:
-            return 0
-        return int(os.pread(self._statm, 256, 0).split()[column]) * resource.getpagesize()
+        pages = 0 if self._statm is None else int(os.pread(self._statm, 256, 0).split()[column])
+        return pages * resource.getpagesize()
 
 
 def make_undumpable() -> None:
@@ -45,9 +44,13 @@ def make_undumpable() -> None:
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl")
+        _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
 
 
 def confine(memory: Memory) -> None:
@@ -59,6 +62,6 @@ def confine(memory: Memory) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def open_nothing_more() -> None:
+def open_nothing_more() -> None:  # pragma: no cover  what can open no file writes no coverage
     """Open no file and no connection from now on; those that are open stay."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import msgspec
 
-PART_BYTES = 8 * 1024 * 1024
+PART_BYTES = 2 * 1024 * 1024  # less than a real gateway's, so that many parts are few bytes
 EXPIRES = "2026-11-23T10:00:00Z"
 
 
@@ -39,6 +39,7 @@ class ArtifactServer:
 
     def __init__(self):
         self.artifacts, self.contents, self.uploads, self.completed = {}, {}, {}, {}
+        self.part_bytes = PART_BYTES
         self.bytes_given = 0
         self.requests = []  # (method, kind, path)
         self.headers = []
@@ -124,11 +125,12 @@ class ArtifactServer:
         exchange.wfile.write(body)
 
     def check_digest(self, headers, content):
-        said = headers.get("content-digest")
-        if said is not None and said != digest_field(content):
+        said, digest = headers.get("content-digest"), digest_field(content)
+        if said not in {None, digest}:
             raise Refused(400, "digest-mismatch")
+        return digest
 
-    def store(self, thread_id, description, content):
+    def store(self, thread_id, description, content, digest=None):
         artifact_id = str(uuid4())
         versions = [
             each
@@ -144,7 +146,7 @@ class ArtifactServer:
             "version": len(versions) + 1,
             "media_type": description["media_type"],
             "size_bytes": len(content),
-            "digest": digest_field(content),
+            "digest": digest or digest_field(content),
             "metadata": description.get("metadata", {}),
             "created_at": "2026-11-22T10:00:00Z",
         }
@@ -165,7 +167,7 @@ class ArtifactServer:
     # --- operations ---
 
     def post_artifacts(self, words, body, headers, query):
-        self.check_digest(headers, body)
+        digest = self.check_digest(headers, body)
         extended = re.fullmatch(
             r"UTF-8''((?:[A-Za-z0-9!#$&+.^_`|~-]|%[0-9A-F]{2})+)", headers["stateroom-artifact-name"]
         )
@@ -179,7 +181,7 @@ class ArtifactServer:
         with self.lock:
             done = self.completed.get(headers["idempotency-key"])
             if done is None:
-                done = self.completed[headers["idempotency-key"]] = self.store(words[1], described, body)
+                done = self.completed[headers["idempotency-key"]] = self.store(words[1], described, body, digest)
         return 201, done
 
     def post_uploads(self, words, body, headers, query):
@@ -193,7 +195,7 @@ class ArtifactServer:
             "upload_id": upload_id,
             "thread_id": upload["thread_id"],
             "name": upload["name"],
-            "part_bytes": PART_BYTES,
+            "part_bytes": self.part_bytes,
             "expires_at": EXPIRES,
             "parts": [
                 {
@@ -224,26 +226,26 @@ class ArtifactServer:
         try:
             if self.gate is not None:
                 self.gate.wait(30)
-            self.check_digest(headers, body)
+            digest = self.check_digest(headers, body)
             with self.lock:
                 upload["parts"][number] = body
                 self.parts_stored[number] += 1
         finally:
             with self.lock:
                 self.in_flight -= 1
-        return 200, {"part_number": number, "size_bytes": len(body), "digest": digest_field(body)}
+        return 200, {"part_number": number, "size_bytes": len(body), "digest": digest}
 
     def post_complete(self, words, body, headers, query):
         if words[1] in self.completed:
             return 201, self.completed[words[1]]
         upload, asked = self.upload(words), msgspec.msgpack.decode(body)
         parts = [upload["parts"].get(number) for number in range(asked["parts"])]
-        if None in parts or any(len(part) != PART_BYTES for part in parts[:-1]):
+        if None in parts or any(len(part) != self.part_bytes for part in parts[:-1]):
             raise Refused(409, "upload-incomplete")
         content = b"".join(parts)
-        if asked["digest"] != digest_field(content):
+        if asked["digest"] != (digest := digest_field(content)):
             raise Refused(400, "digest-mismatch")
-        self.completed[words[1]] = self.store(upload["thread_id"], upload, content)
+        self.completed[words[1]] = self.store(upload["thread_id"], upload, content, digest)
         del self.uploads[words[1]]
         return 201, self.completed[words[1]]
 
@@ -282,9 +284,8 @@ class ArtifactServer:
 
     def give_content(self, exchange, artifact_id):
         artifact = self.artifact(["artifacts", artifact_id])
-        stored = self.contents[artifact_id]
-        content = stored if self.content_served is None else self.content_served
-        etag = f'"{hashlib.sha256(b"keyed" + stored).hexdigest()[:32]}"'
+        content = self.contents[artifact_id] if self.content_served is None else self.content_served
+        etag = f'"{hashlib.sha256(b"keyed" + artifact["digest"].encode()).hexdigest()[:32]}"'
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", exchange.headers.get("range", ""))
         may = exchange.headers.get("if-range") in {None, etag}
         start, stop = 0, len(content)

@@ -12,7 +12,7 @@ from sdk.python.tests.fakes import checkpoint
 from sdk.python.tests.test_transports import Server
 
 PROGRAM = Path(__file__).with_name("forking_program.py")
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")]
 
 
 def run(*arguments):

@@ -99,6 +99,7 @@ def test_what_has_no_plain_form_counts_by_its_type_and_the_rest_is_still_compare
     assert intent_of("pay", [circle, 10], {}) != intent_of("pay", [circle, 99], {})
 
 
+@pytest.mark.slow
 def test_the_digest_is_the_same_in_processes_with_other_hash_seeds():
     program = "from stateroom._threads.intents import intent_of; print(intent_of('n', [{*'a set has no order'}], {}))"
     told = [

@@ -289,6 +289,7 @@ def test_a_filter_by_what_no_plain_data_equals_is_refused_before_any_request(sav
     assert script.requests == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["langgraph", "langchain_core"])
 def test_without_langgraph_the_import_names_the_extra(missing):
     program = f"import sys; sys.modules[{missing!r}] = None; import stateroom; import stateroom.langgraph"

@@ -583,6 +583,7 @@ with StateroomSaver(sys.argv[1], sys.argv[2], subject="user-42") as saver:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["blocking", "loop"])
 def test_the_first_call_to_an_http_gateway_imports_nothing_and_makes_no_tls_context(server_of, mode):
     server = server_of(answering)

@@ -71,7 +71,7 @@ LOOK_UP = Statement("SELECT * FROM stateroom.look_up_api_key_2(:key_id)", Looked
 # --- tenants ---------------------------------------------------------------------------------------------------------
 
 EVERY_TENANT = Statement(
-    "SELECT tenant_id FROM stateroom.tenants WHERE tenant_id > :after ORDER BY tenant_id LIMIT :page_rows", UUID
+    "SELECT tenant_id FROM stateroom.tenants WHERE tenant_id > :after ORDER BY tenant_id LIMIT :limit", UUID
 )
 # All but those that were shredded.
 LIVING_TENANTS = Statement(

@@ -9,7 +9,8 @@ from uuid import UUID
 
 import msgspec
 
-from storage.postgres.statement import Statement
+from storage.format.record import CheckpointRow, PieceRow, WriteRow
+from storage.postgres.statement import Statement, columns
 from storage.statements.keys.keys import StoredSubjectKey
 from storage.statements.objects.blobs import STALE_BLOBS
 
@@ -96,61 +97,6 @@ class LockedThread(msgspec.Struct, frozen=True):
     stale: bool
 
 
-class StaleChunk(msgspec.Struct, frozen=True):
-    """A piece that another key version sealed."""
-
-    piece_id: bytes
-    children: bytes | None
-    named_ids: bytes | None
-    key_version: int
-    envelope: bytes
-
-
-class StaleCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint whose manifest another key version sealed."""
-
-    thread_id: str
-    namespace: str
-    checkpoint_id: str
-    parent_id: str | None
-    step: int
-    status: str
-    source: str | None
-    agent: str | None
-    run_id: str | None
-    model: str | None
-    state_schema: str | None
-    state_version: int | None
-    input_tokens: int | None
-    output_tokens: int | None
-    cost_micros: int | None
-    created_at: datetime
-    piece_ids: bytes
-    named_ids: bytes | None
-    key_version: int
-    manifest: bytes
-
-
-class StaleWrite(msgspec.Struct, frozen=True):
-    """A pending write whose value another key version sealed."""
-
-    thread_id: str
-    namespace: str
-    checkpoint_id: str
-    task_id: str
-    idx: int
-    task_path: str
-    channel: str
-    status: str | None
-    created_at: datetime
-    piece_ids: bytes
-    named_ids: bytes | None
-    state_schema: str | None
-    state_version: int | None
-    key_version: int
-    value: bytes
-
-
 class StaleHead(msgspec.Struct, frozen=True):
     """A head that another key version sealed."""
 
@@ -171,9 +117,7 @@ class StaleReceipt(msgspec.Struct, frozen=True):
 class StaleCount(msgspec.Struct, frozen=True):
     """The number of envelopes that another key version sealed.
 
-    Attributes:
-        stale: The number of those that are to be sealed again.
-        aside: The number of those that are left as they are.
+    ``aside`` counts those that are left as they are.
     """
 
     stale: int
@@ -345,7 +289,7 @@ THREADS_AFTER = Statement(
     """
 SELECT thread_id FROM stateroom.threads
 WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id > :after AND NOT client_share AND tier = 'hot'
-ORDER BY thread_id LIMIT :page_rows
+ORDER BY thread_id LIMIT :limit
 """,
     str,
 )
@@ -358,32 +302,27 @@ WHERE {_PLACE} AND NOT client_share AND tier = 'hot' FOR UPDATE
 )
 STALE_CHUNKS = Statement(
     f"""
-SELECT piece_id, children, named_ids, key_version, envelope FROM stateroom.chunks
+SELECT {columns(PieceRow)} FROM stateroom.chunks
 WHERE {_PLACE} AND {_other("envelope")} AND piece_id > :after_piece ORDER BY piece_id LIMIT :page_rows
 """,
-    StaleChunk,
+    PieceRow,
 )
 STALE_CHECKPOINTS = Statement(
     f"""
-SELECT thread_id, namespace, checkpoint_id, parent_id, step, status, source, agent, run_id, model, state_schema,
-    state_version, input_tokens, output_tokens, cost_micros, created_at, piece_ids, named_ids,
-    key_version, manifest
-FROM stateroom.checkpoints
+SELECT {columns(CheckpointRow)} FROM stateroom.checkpoints
 WHERE {_PLACE} AND {_other("manifest")} AND (namespace, checkpoint_id) > (:after_namespace, :after_checkpoint)
 ORDER BY namespace, checkpoint_id LIMIT :page_rows
 """,
-    StaleCheckpoint,
+    CheckpointRow,
 )
 STALE_WRITES = Statement(
     f"""
-SELECT thread_id, namespace, checkpoint_id, task_id, idx, task_path, channel, status, created_at, piece_ids,
-    named_ids, state_schema, state_version, key_version, value
-FROM stateroom.pending_writes
+SELECT {columns(WriteRow)} FROM stateroom.pending_writes
 WHERE {_PLACE} AND {_other("value")}
   AND (namespace, checkpoint_id, task_id, idx) > (:after_namespace, :after_checkpoint, :after_task, :after_idx)
 ORDER BY namespace, checkpoint_id, task_id, idx LIMIT :page_rows
 """,
-    StaleWrite,
+    WriteRow,
 )
 STALE_HEADS = Statement(
     f"""

@@ -76,7 +76,7 @@ ON CONFLICT DO NOTHING
 SUBJECTS_AFTER = Statement(
     """
 SELECT DISTINCT subject_id FROM stateroom.subject_keys WHERE tenant_id = :tenant_id AND subject_id > :after
-ORDER BY subject_id LIMIT :page_rows
+ORDER BY subject_id LIMIT :limit
 """,
     str,
 )

@@ -84,10 +84,7 @@ class Use:
 async def uses(connection: Any, root_key: RootKey, deployment_id: UUID) -> list[Use]:
     """What every root key that the database names wrapped.
 
-    Args:
-        connection: As the serving role.
-        root_key: The one that is configured. It is asked where it does not recognise a wrapping by its names.
-        deployment_id: Bound into every wrapping.
+    The root key is asked where it does not recognise a wrapping by its names.
     """
     found = []
     for row in await _as_operator(connection, _USES):

@@ -5,7 +5,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from storage.postgres.statement import Statement
+from storage.postgres.statement import Statement, columns
 from storage.statements.objects.blobs import NAMED_IDS
 
 
@@ -25,10 +25,7 @@ class ArtifactRow(Struct, frozen=True):
     sealed: bytes
 
 
-_COLUMNS = """
-    artifact_id, thread_id, name_digest, number, blob_id, url_epoch, size_bytes, client_share, key_version, created_at,
-    sealed
-"""
+_COLUMNS = columns(ArtifactRow)
 _ONE = "tenant_id = :tenant_id AND subject_id = :subject_id AND artifact_id = :artifact_id"
 _THREAD = "tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id"
 
@@ -186,28 +183,15 @@ ORDER BY a.artifact_id LIMIT :limit
 # --- re-sealing ----------------------------------------------------------------------------------------------------
 
 
-class StaleArtifact(Struct, frozen=True):
-    """An artifact whose description another key version sealed."""
-
-    artifact_id: UUID
-    name_digest: bytes
-    number: int
-    blob_id: UUID
-    size_bytes: int
-    created_at: datetime
-    key_version: int
-    sealed: bytes
-
-
 STALE = Statement(
-    """
-SELECT artifact_id, name_digest, number, blob_id, size_bytes, created_at, key_version, sealed FROM stateroom.artifacts
-WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND NOT client_share AND substring(sealed
-FROM 9 FOR 4) <> :version::bytea
+    f"""
+SELECT {_COLUMNS} FROM stateroom.artifacts
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND NOT client_share
+  AND substring(sealed FROM 9 FOR 4) <> :version::bytea
   AND artifact_id > :after
 ORDER BY artifact_id LIMIT :limit
 """,
-    StaleArtifact,
+    ArtifactRow,
 )
 RESEAL = Statement("""
 UPDATE stateroom.artifacts SET key_version = :key_version, sealed = :sealed

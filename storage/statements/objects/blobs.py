@@ -15,7 +15,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from storage.model import Bucket, Purpose
-from storage.postgres.statement import Statement
+from storage.postgres.statement import Statement, columns
 
 # --- quota ---------------------------------------------------------------------------------------------------------
 
@@ -107,10 +107,7 @@ class UploadedPart(Struct, frozen=True):
 
 
 _INTENT = "tenant_id = :tenant_id AND subject_id = :subject_id AND blob_id = :blob_id"
-_INTENT_COLUMNS = """
-    blob_id, place, purpose, content_id, multipart_id, reserved_bytes, key_version, client_share, record, created_at,
-    expires_at
-"""
+_INTENT_COLUMNS = columns(Intent)
 
 ADD_INTENT = Statement("""
 INSERT INTO stateroom.blob_intents
@@ -281,9 +278,7 @@ class PointerRow(Struct, frozen=True):
     created_at: datetime
 
 
-_POINTERS = """
-SELECT blob_id, place, content_id, size_bytes, client_share, key_version, pointer, created_at FROM stateroom.blobs
-"""
+_POINTERS = f"SELECT {columns(PointerRow)} FROM stateroom.blobs"
 POINTERS = Statement(
     f"""
 {_POINTERS} WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND blob_id = ANY(:blob_ids::uuid[])
@@ -706,13 +701,8 @@ SELECT thread_id FROM (
 class NamedId(Struct, frozen=True):
     """An id of a thread that is not as it should be.
 
-    Attributes:
-        id: A blob's id or an artifact's.
-        named: Whether a row of the thread names it.
-        blob_ref: Whether the thread refers to it as a blob.
-        artifact_ref: Whether the thread refers to it as an artifact.
-        blob_state: The state of the blob of this id; None: there is none.
-        artifact: Whether there is an artifact of this id.
+    ``named``: a row of the thread names it. ``blob_ref`` and ``artifact_ref``: the thread refers to it as such.
+    ``blob_state`` is that of the blob of this id, if there is one.
     """
 
     id: UUID

@@ -373,11 +373,7 @@ ORDER BY due_at LIMIT :limit
 class RoundClaim(Struct, frozen=True):
     """A tenant whose round is leased.
 
-    Attributes:
-        lease_until: The end of the lease, which proves who holds it.
-        started_at: When the round began; None: it begins now.
-        progress: How far the round is.
-        thinned_until: The moment up to which all was thinned.
+    ``lease_until`` proves who holds it. ``started_at`` None: it begins now. Up to ``thinned_until`` all was thinned.
     """
 
     lease_until: datetime
@@ -447,11 +443,7 @@ FROM stateroom.retention_rounds WHERE tenant_id = :tenant_id
 class RoundsCensus(Struct, frozen=True):
     """How the rounds of all tenants keep up.
 
-    Attributes:
-        tenants: The number of tenants that have rounds.
-        age_seconds: The time since the last whole round of the tenant that waits longest for one.
-        overdue: The number of tenants whose round should have begun long ago, and did not.
-        late_seconds: How long the oldest act that was left has been due.
+    ``age_seconds`` and ``late_seconds`` are as in `storage.retention.rounds.RetentionCensus`.
     """
 
     tenants: int

@@ -7,12 +7,11 @@ except for when the database got a row: one that comes back was got anew.
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 import msgspec
 
 from storage.format.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, TABLES, TAGS, Stub
-from storage.postgres.statement import Statement
+from storage.postgres.statement import Statement, columns
 from storage.postgres.tables import metadata
 
 _OWNER = ("tenant_id", "subject_id")
@@ -50,17 +49,7 @@ LEFT JOIN LATERAL (SELECT count(*)::integer AS {table}, ({size})::bigint AS {tab
 class SizedThreadRow(msgspec.Struct, frozen=True):
     """A thread, and how much of it is in the database.
 
-    Attributes:
-        tier: The thread's.
-        activity: The thread's.
-        client_share: Whether it was made under a client-held share.
-        created_at: The moment that is bound into the seal.
-        seal: The thread's.
-        checkpoints: The number of rows of the table of that name, and so for the next three.
-        checkpoint_tags: Likewise.
-        pending_writes: Likewise.
-        chunks: Likewise.
-        hot_bytes: The sum of the lengths of their envelopes.
+    ``hot_bytes`` is the sum of the lengths of its envelopes.
     """
 
     tier: str
@@ -141,44 +130,13 @@ REMOVE = {
 # --- stubs ---------------------------------------------------------------------------------------------------------
 
 
-class StubRow(msgspec.Struct, frozen=True):
-    """A stub as it is stored; `storage.format.archive.Stub` says what the columns mean."""
-
-    thread_id: str
-    blob_id: UUID
-    activity: int
-    key_versions: list[int]
-    client_share: bool
-    checkpoints: int
-    pending_writes: int
-    chunks: int
-    hot_bytes: int
-    size_bytes: int
-    run_ids: list[str]
-    state_schemas: list[str]
-    agents: list[str]
-    named_ids: bytes | None
-    storage_class: str
-    created_at: datetime
-    key_version: int
-    sealed: bytes
-
-    @property
-    def stub(self) -> Stub:
-        """What it says."""
-        columns: dict[str, Any] = msgspec.structs.asdict(self)
-        for name in ("key_versions", "run_ids", "state_schemas", "agents"):
-            columns[name] = tuple(columns[name])
-        return Stub(**columns)
-
-
-_STUB = ", ".join(StubRow.__struct_fields__)
+_STUB = columns(Stub)
 _ONE_STUB = f"SELECT {_STUB} FROM stateroom.archives WHERE {_THREAD}"
-STUB = Statement(_ONE_STUB, StubRow)
-LOCK_STUB = Statement(f"{_ONE_STUB} FOR UPDATE", StubRow)
+STUB = Statement(_ONE_STUB, Stub)
+LOCK_STUB = Statement(f"{_ONE_STUB} FOR UPDATE", Stub)
 ADD_STUB = Statement(f"""
 INSERT INTO stateroom.archives (tenant_id, subject_id, {_STUB})
-VALUES (:tenant_id, :subject_id, {", ".join(f":{name}" for name in StubRow.__struct_fields__)})
+VALUES (:tenant_id, :subject_id, {", ".join(f":{name}" for name in Stub.__struct_fields__)})
 """)
 
 
@@ -198,7 +156,7 @@ SELECT {_STUB} FROM stateroom.archives
 WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id > :after
 ORDER BY thread_id LIMIT :limit
 """,
-    StubRow,
+    Stub,
 )
 
 INTO_ARCHIVE = Statement(f"UPDATE stateroom.threads SET tier = 'archive' WHERE {_THREAD} AND tier = 'hot'")

@@ -34,13 +34,13 @@ import msgspec
 
 from storage.format.manifest import CheckpointColumns
 from storage.format.record import CheckpointRow, MemberRow, PieceRow, WriteRow
-from storage.postgres.statement import Statement
+from storage.postgres.statement import Statement, column_names, columns
 from storage.statements.keys.keys import KEYS_HASH
 
 R = TypeVar("R", bound=msgspec.Struct)
 
-_ROW = ", ".join(CheckpointRow.__struct_fields__)
-_WRITE = ", ".join(WriteRow.__struct_fields__)
+_ROW = columns(CheckpointRow)
+_WRITE = columns(WriteRow)
 
 # The newest checkpoint of a namespace. By order: row-level security keeps the index from what is compared with `>`.
 _NEWEST = """
@@ -77,15 +77,8 @@ _POLICIES = ", ".join(
 class PoliciesRow(msgspec.Struct, frozen=True):
     """The save policies that count for a save, as parallel arrays; NULL, if there are none.
 
-    Attributes:
-        agent_before: The agent that the thread had in the snapshot.
-        policy_agents: The agent of each policy; the empty text: the tenant's.
-        policy_strict: Whether each asks for a head.
-        policy_updated_at: When each was set.
-        policy_macs: The proof of each.
-        policy_mac_formats: The format of each proof.
-        policy_rows: Each as the database writes it.
-        policies_unsure: Whether the thread may have another agent by now.
+    ``agent_before`` is the agent that the thread had in the snapshot; ``policies_unsure``: it may have another by now.
+    The empty agent is the tenant. ``policy_rows`` has each as the database writes it.
     """
 
     agent_before: str | None
@@ -108,59 +101,14 @@ FROM stateroom.save_policies s WHERE s.tenant_id = :tenant_id AND s.agent IN (''
 )
 
 
-class MaybeCheckpointRow(msgspec.Struct, frozen=True):
-    """The columns of a checkpoint, all of them NULL if there is none."""
+class OpenRow(msgspec.Struct, frozen=True):
+    """What a save stands on: its parent, the thread, its head and what counts.
 
-    thread_id: str | None
-    namespace: str | None
-    checkpoint_id: str | None
-    parent_id: str | None
-    step: int | None
-    status: str | None
-    source: str | None
-    agent: str | None
-    run_id: str | None
-    model: str | None
-    state_schema: str | None
-    state_version: int | None
-    input_tokens: int | None
-    output_tokens: int | None
-    cost_micros: int | None
-    created_at: datetime | None
-    piece_ids: bytes | None
-    named_ids: bytes | None
-    outcome: str | None
-    manifest: bytes | None
-    key_version: int | None
-
-    @property
-    def checkpoint(self) -> CheckpointRow | None:
-        """The checkpoint, if there is one."""
-        if self.checkpoint_id is None:
-            return None
-        return CheckpointRow(*msgspec.structs.astuple(self)[: len(CheckpointRow.__struct_fields__)])
-
-
-class OpenRow(MaybeCheckpointRow, frozen=True):
-    """What a save stands on: the columns of the parent, if it was asked for, the thread, its head and what counts.
-
-    Attributes:
-        tier: The thread's.
-        strict: The thread's.
-        thread_agent: The thread's; that of the save, if it had none.
-        thread_created_at: The moment that is bound into the thread's seal.
-        thread_seal: The thread's.
-        keys_hash: What the rows of the keys make.
-        head_id: The namespace's head; NULL: it has none.
-        sequence: The head's.
-        head_seal: The head's.
-        present_ids: Those of the pieces asked for that the thread has.
-        stored_before: Whether a checkpoint of this id is stored.
-        early_tasks: The tasks of pending writes that came before their checkpoint.
-        early_idx: Their positions.
-        early_members: Their members.
+    ``present_ids`` are those of the pieces asked for that the thread has; the early ones are pending writes that came
+    before their checkpoint.
     """
 
+    parent: CheckpointRow | None
     tier: str
     strict: bool
     thread_agent: str | None
@@ -175,19 +123,7 @@ class OpenRow(MaybeCheckpointRow, frozen=True):
     early_tasks: list[str] | None
     early_idx: list[int] | None
     early_members: list[bytes] | None
-    agent_before: str | None
-    policy_agents: list[str] | None
-    policy_strict: list[bool] | None
-    policy_updated_at: list[datetime] | None
-    policy_macs: list[bytes] | None
-    policy_mac_formats: list[int] | None
-    policy_rows: list[str] | None
-    policies_unsure: bool
-
-    @property
-    def policies(self) -> PoliciesRow:
-        """The save policies that count."""
-        return PoliciesRow(*msgspec.structs.astuple(self)[-len(PoliciesRow.__struct_fields__) :])
+    policies: PoliciesRow
 
 
 OPEN = Statement(
@@ -267,20 +203,15 @@ WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :threa
 
 def _select(function: str, parameters: str, row: type[R]) -> Statement[R]:
     values = ", ".join(f":{name}" for name in parameters.split())
-    columns = ", ".join(row.__struct_fields__)
     call = f"stateroom.{function}(:tenant_id, :subject_id, :thread_id, {values})"
-    return Statement(f"SELECT {columns} FROM {call}", row)
+    return Statement(f"SELECT {columns(row)} FROM {call}", row)
 
 
 class WrittenRow(msgspec.Struct, frozen=True):
     """What a save wrote, and what it was written on.
 
-    Attributes:
-        written: How many of the checkpoint and the head were written.
-        early_members: Members of pending writes that came before the checkpoint.
-        newest_id: The newest checkpoint of the namespace before this one.
-        left_over: Whether a thread that is new had something already.
-        keys_hash: What the rows of the keys make.
+    ``written`` counts the checkpoint and the head. ``early_members`` are of pending writes that came before the
+    checkpoint. ``left_over``: a thread that is new had something already.
     """
 
     written: int
@@ -331,18 +262,7 @@ PUT_WRITES_ON = _call(
 class OpenWritesRow(msgspec.Struct, frozen=True):
     """What a task's writes stand on: the thread, the namespace's head, their checkpoint's version, what is stored.
 
-    Attributes:
-        tier: The thread's.
-        thread_created_at: The moment that is bound into the thread's seal.
-        thread_seal: The thread's.
-        keys_hash: What the rows of the keys make.
-        head_id: The namespace's head; NULL: it has none.
-        sequence: The head's.
-        head_seal: The head's.
-        at_schema: The state schema of the checkpoint.
-        at_version: The state version of the checkpoint.
-        present_idx: Positions of this task that are stored.
-        present_members: The members that are stored there.
+    ``present_idx`` are positions of this task that are stored, ``present_members`` the members there.
     """
 
     tier: str
@@ -400,12 +320,7 @@ LEFT JOIN LATERAL (
 class WrittenWritesRow(msgspec.Struct, frozen=True):
     """What was written of a task's writes, and what it was written on.
 
-    Attributes:
-        written: How many writes were stored.
-        head_id: The namespace's head as it was before.
-        sequence: The head's.
-        left_over: Whether a thread that is new had something already.
-        keys_hash: What the rows of the keys make.
+    ``head_id`` and ``sequence`` are as they were before. ``left_over``: a thread that is new had something already.
     """
 
     written: int
@@ -445,20 +360,10 @@ WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :threa
 class LoadedRows(msgspec.Struct, frozen=True):
     """A checkpoint with all that a load needs, as one statement finds it.
 
-    Attributes:
-        head_id: The head of the checkpoint's namespace.
-        sequence: The head's.
-        head_seal: The head's.
-        thread_seal: The thread's; None: it has no row.
-        thread_created_at: The moment that is bound into it.
-        tier: The thread's.
-        is_newer: Whether a checkpoint of the namespace is newer than the head.
-        is_parent_stored: Whether the checkpoint's parent is there; a prune may have removed it.
-        keys_hash: What the rows of the keys make.
-        checkpoint: The checkpoint; None: there is none of that id.
-        writes: Its pending writes, by task path, task and position.
-        pieces: The pieces that it and they name directly, in no order.
-        members: Of all pending writes of the thread, if the checkpoint is not the head.
+    ``thread_seal`` None: the thread has no row. ``is_newer``: a checkpoint of the namespace is newer than the head.
+    ``is_parent_stored`` False: a prune removed the parent. ``writes`` are ordered by task path, task and position;
+    ``pieces`` are those that the checkpoint and they name directly; ``members`` are of all pending writes of the
+    thread, if the checkpoint is not the head.
     """
 
     head_id: str
@@ -476,89 +381,18 @@ class LoadedRows(msgspec.Struct, frozen=True):
     members: list[MemberRow]
 
 
-class LoadRow(MaybeCheckpointRow, frozen=True):
-    """What `LOAD` gives: columns of many rows as parallel arrays, which are NULL where there is no row."""
-
-    at_head_id: str
-    at_sequence: int
-    at_head_seal: bytes
-    at_thread_seal: bytes | None
-    at_thread_created_at: datetime | None
-    at_tier: str | None
-    at_newer: bool
-    at_parent: bool | None
-    keys_hash: int
-    w_thread_id: list[str] | None
-    w_namespace: list[str] | None
-    w_checkpoint_id: list[str] | None
-    w_task_id: list[str] | None
-    w_idx: list[int] | None
-    w_task_path: list[str] | None
-    w_channel: list[str] | None
-    w_status: list[str | None] | None
-    w_created_at: list[datetime] | None
-    w_piece_ids: list[bytes] | None
-    w_named_ids: list[bytes | None] | None
-    w_state_schema: list[str | None] | None
-    w_state_version: list[int | None] | None
-    w_value: list[bytes] | None
-    w_member: list[bytes] | None
-    w_key_version: list[int] | None
-    p_piece_id: list[bytes] | None
-    p_children: list[bytes | None] | None
-    p_named_ids: list[bytes | None] | None
-    p_envelope: list[bytes] | None
-    p_key_version: list[int] | None
-    m_namespace: list[str] | None
-    m_checkpoint_id: list[str] | None
-    m_task_id: list[str] | None
-    m_idx: list[int] | None
-    m_member: list[bytes] | None
-
-    @property
-    def loaded(self) -> LoadedRows:
-        """The same as rows."""
-        values = msgspec.structs.astuple(self)
-        return LoadedRows(
-            head_id=self.at_head_id,
-            sequence=self.at_sequence,
-            head_seal=self.at_head_seal,
-            thread_seal=self.at_thread_seal,
-            thread_created_at=self.at_thread_created_at,
-            tier=self.at_tier,
-            is_newer=self.at_newer,
-            is_parent_stored=self.at_parent is not None,
-            keys_hash=self.keys_hash,
-            checkpoint=self.checkpoint,
-            writes=[WriteRow(*each) for each in zip(*(own or () for own in values[_OF_WRITES]), strict=True)],
-            pieces=[PieceRow(*each) for each in zip(*(own or () for own in values[_OF_PIECES]), strict=True)],
-            members=[MemberRow(*each) for each in zip(*(own or () for own in values[_OF_MEMBERS]), strict=True)],
-        )
-
-
-def _positions(row: type[msgspec.Struct], prefix: str) -> slice:
-    """Where the columns of a row stand in a `LoadRow`."""
-    first, *_ = row.__struct_fields__
-    start = LoadRow.__struct_fields__.index(prefix + first)
-    stop = start + len(row.__struct_fields__)
-    assert LoadRow.__struct_fields__[start:stop] == tuple(prefix + each for each in row.__struct_fields__)  # noqa: S101
-    return slice(start, stop)
-
-
-_OF_WRITES, _OF_PIECES, _OF_MEMBERS = (
-    _positions(WriteRow, "w_"), _positions(PieceRow, "p_"), _positions(MemberRow, "m_"),
-)  # fmt: skip
-
 # A whole load, as a function of the database (a34): the checkpoint, its namespace's head, its pending writes and every
 # piece both name directly; of one that is not the head the members of all pending writes of the thread, too. It binds
 # its scope and only reads. By itself it is a transaction of one round trip; in a snapshot it binds the scope again that
 # the snapshot has.
 LOAD = Statement(
     f"""
-SELECT {", ".join(LoadRow.__struct_fields__)}
+SELECT at_head_id AS head_id, at_sequence AS sequence, at_head_seal AS head_seal, at_thread_seal AS thread_seal,
+    at_thread_created_at AS thread_created_at, at_tier AS tier, at_newer AS is_newer,
+    at_parent IS NOT NULL AS is_parent_stored, keys_hash, {", ".join(column_names(LoadedRows)[9:])}
 FROM stateroom.load_checkpoint_4(:tenant_id, :subject_id, :thread_id, :namespace, :checkpoint_id, :with_state)
 """,
-    LoadRow,
+    LoadedRows,
 )
 
 # Do nothing, once nobody holds a lock that a save would wait for; fail if that takes long.
@@ -682,12 +516,7 @@ WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = ANY(:t
 
 
 class ListedRow(CheckpointColumns, frozen=True):
-    """A checkpoint by its clear columns, without what it names.
-
-    Attributes:
-        outcome: As in `storage.format.record.CheckpointRow`.
-        subject_id: The subject that it belongs to.
-    """
+    """A checkpoint by its clear columns, without what it names."""
 
     outcome: str | None
     subject_id: str

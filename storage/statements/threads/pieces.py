@@ -5,9 +5,9 @@ from datetime import datetime
 import msgspec
 
 from storage.format.record import PieceRow
-from storage.postgres.statement import Statement
+from storage.postgres.statement import Statement, columns
 
-_ROW = ", ".join(PieceRow.__struct_fields__)
+_ROW = columns(PieceRow)
 
 OF_IDS = Statement(
     f"""

@@ -12,11 +12,11 @@ from datetime import datetime
 import msgspec
 
 from storage.format.record import CheckpointRow, MemberRow
-from storage.postgres.statement import Statement
+from storage.postgres.statement import Statement, columns
 from storage.statements.objects.blobs import NAMED_IDS
 
 _THREAD = "tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id"
-_ROW = ", ".join(CheckpointRow.__struct_fields__)
+_ROW = columns(CheckpointRow)
 
 # --- read without the lock ----------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ it is tagged by a key and has not the tag that is looked for, and a thread's row
 import msgspec
 
 from storage.format.record import CheckpointRow
-from storage.postgres.statement import Statement
+from storage.postgres.statement import Statement, columns
 from storage.statements.threads.checkpoints import HISTORY_WANTED
 from storage.statements.threads.threads import LISTED
 
@@ -17,18 +17,15 @@ OPEN_THREADS_MAX = 100
 # Tags are counted up to here, to begin with the rarest.
 COUNTED_MAX = 1_000
 
-_ROW = ", ".join(CheckpointRow.__struct_fields__)
+_ROW = columns(CheckpointRow)
 _ORDER = "checkpoint_id DESC, thread_id DESC, namespace DESC"
 
 
 class TagUse(msgspec.Struct, frozen=True):
     """How a key that is looked for is used with its tag.
 
-    Attributes:
-        name: The key.
-        tag: Its tag.
-        untagged_threads: Threads that hold checkpoints which are not tagged by the key, up to some more than matter.
-        count: The number of checkpoints with this tag, up to `COUNTED_MAX`.
+    ``untagged_threads`` hold checkpoints which are not tagged by the key, up to some more than matter; ``count`` goes
+    up to `COUNTED_MAX`.
     """
 
     name: str

@@ -54,7 +54,7 @@ def done(answer: httpx.Response) -> dict[str, Any]:
 
 def example(world: World, name: str) -> Any:
     path, method = DECLARED[name].path, DECLARED[name].operation.method.value.lower()
-    described = world.document["paths"][path.replace(":str}", "}")][method]
+    described = world.document["paths"][path][method]
     return described["requestBody"]["content"]["application/json"]["example"]
 
 
@@ -142,7 +142,7 @@ def test_the_example_of_a_request_has_the_status_that_is_documented(world: World
             answer = request_of(declared, **{"run_id": "", **named})._replace(body=body).send(caller)
 
     assert answer.status_code == operation.statuses[0], answer.text
-    described = world.document["paths"][declared.path.replace(":str}", "}")][operation.method.value.lower()]
+    described = world.document["paths"][declared.path][operation.method.value.lower()]
     content = described["responses"][str(answer.status_code)].get("content", {})
     if "application/json" in content:
         schema = {**content["application/json"]["schema"], "components": world.document["components"]}

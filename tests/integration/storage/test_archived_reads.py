@@ -11,7 +11,6 @@ import pytest
 
 from crypto import KeyDestroyed
 from storage.access.access import Access
-from storage.access.sealing import Parts
 from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import BlobUnavailable
@@ -43,13 +42,13 @@ from storage.model import (
     TaskWritesQuery,
     Value,
 )
-from storage.postgres.unit_of_work import Silent
 from storage.schemas.registry import Definition
 from storage.schemas.versions import AS_SAVED, WantedVersions
 from storage.scope import ClientShare, Scope, TenantListing, TenantScope
 from storage.service import Store, StoreOptions
 from storage.tiers.views import ArchiveViews
 from tests.support.faulty_blobs import FaultyBlobStore
+from tests.support.interleaving import parts_of
 from tests.support.states import contents, document, history, load, packed, patch, put, save, state, write
 from tests.support.stores import DEPLOYMENT_ID
 
@@ -207,7 +206,7 @@ async def test_every_read_is_the_same_before_from_the_archive_and_after(store, s
     left = await admin.fetchval("SELECT count(*) FROM stateroom.checkpoints WHERE tenant_id = $1", scope.tenant_id)
     assert left == 0
     assert await asked(store, scope, ids, share=share, crossed=crossed) == hot
-    assert (await store.archives.restore(scope, "t1")).restored
+    assert await store.archives.restore(scope, "t1")
     assert await asked(store, scope, ids, share=share, crossed=crossed) == hot
     answers = [each for each in hot if not isinstance(each, tuple)]
     assert len(answers) > len(hot) // 2
@@ -471,7 +470,7 @@ async def test_a_hot_read_costs_what_it_did(database, root_key, scope, clock, bu
 
 
 def reading_through(store, clock, views):
-    return Checkpoints(Access(Parts(store.unit_of_work, store.keys, clock, Silent(), store.control), views=views))
+    return Checkpoints(Access(parts_of(store, store.unit_of_work, clock), views=views))
 
 
 async def test_an_archive_larger_than_a_read_may_hold_is_restored_first(store, scope, bucket, clock):

@@ -7,26 +7,22 @@ import asyncio
 import pytest
 
 from crypto import KeyDestroyed
-from storage.access.offload import Offload
-from storage.access.sealing import Parts, Sealing
+from storage.access.sealing import Sealing
 from storage.archive.moving import Archives
 from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
-from storage.clock import SystemClock
 from storage.collection.sweep import Sweep
 from storage.errors import IntegrityFailure, LegalHold, StorageError
-from storage.ledger.ledger import BlobLedger
 from storage.migration.jobs import STATE_MIGRATE_KIND, read_position
 from storage.model import Save
-from storage.postgres.tables import archives as archives_table
-from storage.postgres.unit_of_work import Silent
+from storage.postgres.tables import metadata
 from storage.retention.planner import Policy
 from storage.schemas.registry import Definition
 from storage.scope import Scope, TenantScope
 from storage.statements.threads import archives as archives_sql
 from tests.support.archive_rows import fill, fsck, moved, opened, rows, seen
 from tests.support.faulty_blobs import FaultyBlobStore
-from tests.support.interleaving import SteeredUnitOfWork, blocked
+from tests.support.interleaving import SteeredUnitOfWork, blocked, parts_of
 from tests.support.states import contents, load, put, save, state, write
 
 
@@ -182,7 +178,7 @@ NOT_EDITED = {"stored_at", "tenant_id", "subject_id", "thread_id"}
 
 
 def test_every_column_of_a_stub_is_attacked():
-    assert {each.name for each in archives_table.columns} == EDITS.keys() | NOT_EDITED
+    assert {each.name for each in metadata.tables["stateroom.archives"].columns} == EDITS.keys() | NOT_EDITED
 
 
 @pytest.mark.parametrize("column", EDITS)
@@ -330,7 +326,7 @@ async def test_a_key_version_lives_as_long_as_an_archive_needs_it(store, scope):
     await save(store, scope, content=state(note="under the new key"))
     archived = await store.archives.archive(scope, "t1")
     [stub] = await stubs(store, scope)
-    assert (stub.blob_id, stub.key_versions) == (archived.blob_id, (1, 2))
+    assert (stub.blob_id, stub.key_versions) == (archived.stub.blob_id, [1, 2])
     await rotated(store, scope)
     assert await versions(store, scope) == {1: "decrypt_only", 2: "decrypt_only", 3: "active"}
     assert len(await seen(store, scope)) > len(before)
@@ -356,7 +352,7 @@ async def test_a_stub_that_denies_what_it_needs_keeps_every_version(store, scope
     await put(store, scope, saved.checkpoint_id, write(0, "c", 1))
     await store.archives.archive(scope, "t1")
     [stub] = await stubs(store, scope)
-    assert stub.key_versions == (1, 2)
+    assert stub.key_versions == [1, 2]
     await admin.execute("UPDATE stateroom.archives SET key_versions = '{2}' WHERE tenant_id = $1", scope.tenant_id)
     [job] = (await store.jobs.list(TenantScope(scope.tenant_id))).items
     job = await finished(store, scope, job.job_id)
@@ -388,7 +384,7 @@ async def test_a_rotation_that_ends_while_a_thread_is_archived_loses_nothing(dat
         assert archived.created
         assert await versions(store, scope) == {1: "destroyed", 2: "active"}
         [stub] = await stubs(store, scope)
-        assert stub.key_versions == (2,)
+        assert stub.key_versions == [2]
         await store.archives.objects.thaw(scope, stub)
         assert await seen(store, scope) == before
         await store.archives.restore(scope, "t1")
@@ -497,8 +493,7 @@ async def test_no_version_is_given_up_between_the_flip_and_its_commit(database, 
 
         bucket.hook = reseal_meanwhile
         steered = SteeredUnitOfWork(store._engine, {}, stop)
-        offload = Offload(steered, BlobLedger(steered), None, None, SystemClock())
-        sealing = Sealing(Parts(steered, store.keys, SystemClock(), Silent(), store.control, offload=offload))
+        sealing = Sealing(parts_of(store, steered))
         parts = (store.archives.objects, store.archive_writer, store.jobs, store.audit)
         archiving = asyncio.create_task(Archives(sealing, *parts).archive(scope, "t1"))
         await reached.wait()

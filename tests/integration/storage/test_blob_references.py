@@ -71,7 +71,7 @@ async def refer_artifact(plain, scope, artifact_id, thread_id="t1", unit_of_work
         missing = await plain.ledger.refer_artifacts(transaction, thread_id, [artifact_id])
         if missing:
             raise ArtifactNotFound
-        await name(transaction, scope, thread_id, [artifact_id])
+        await name(transaction, thread_id, [artifact_id])
 
 
 async def delete_artifact(plain, scope, artifact_id, unit_of_work=None):

@@ -9,7 +9,7 @@ from crypto import KeyDestroyed, Kind
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import SystemClock
 from storage.format.pointer import IntentRecord
-from storage.ledger.ledger import NewBlob, described_at, new_blob_id, open_record
+from storage.ledger.ledger import NewBlob, described_at, new_blob_id, open_intent
 from storage.ledger.reseal import BlobPosition, reseal_blobs
 from storage.postgres.statement import Statement
 from storage.statements.objects import blobs as sql
@@ -71,7 +71,7 @@ async def test_pointers_uploads_and_artifacts_are_sealed_anew_and_say_the_same(p
         intent = await plain.ledger.intent(transaction, upload_id)
         artifact = await plain.ledger.artifact(transaction, artifact_id)
     assert {each.pointer.blob_key for each in pointers.values()} == {b"k" * 32}
-    assert open_record(new, intent).details == b"details"
+    assert open_intent(new, intent).details == b"details"
     assert new.open(Kind.POINTER, described_at(artifact), artifact.sealed) == b"description"
     assert artifact.key_version == new.active_key_version
 

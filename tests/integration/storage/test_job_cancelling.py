@@ -4,7 +4,8 @@ from uuid import uuid4
 
 import pytest
 
-from storage.administration.jobs import CANCELLED, LeaseLostError
+from storage.administration.jobs import CANCELLED
+from storage.administration.rounds import LeaseLostError
 from storage.errors import JobCancelled, JobNotCancellable, JobNotFound
 from storage.scope import OperatorScope, Scope, TenantScope
 from storage.transfer.exporting import EXPORT_KIND, Progress

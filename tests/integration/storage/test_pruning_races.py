@@ -233,8 +233,8 @@ async def test_what_was_interrupted_meanwhile_stays(store, scope):
 class Careless(Pruning):
     """Collects what was garbage once."""
 
-    def _named(self, locked):
-        return set()
+    async def _follow(self, locked):
+        locked.plan.news.clear()
 
 
 class DeafToWrites(Pruning):

@@ -10,7 +10,8 @@ import asyncpg
 import pytest
 
 from crypto import KeyDenied, KeyUnavailable, MemoryRootKey, RootKeyInvalid, RootKeys, peek_header
-from storage.administration.jobs import LEASE_SECONDS, LeaseLostError
+from storage.administration.jobs import LEASE_SECONDS
+from storage.administration.rounds import LeaseLostError
 from storage.errors import IntegrityFailure, SubjectNotFound
 from storage.model import Idempotency
 from storage.scope import OperatorScope, Scope, TenantScope

@@ -4,6 +4,7 @@ import asyncpg
 import msgspec
 import pytest
 
+from storage.postgres.statement import column_names
 from tests.support.statements import every_statement
 
 STATEMENTS = every_statement()
@@ -26,6 +27,6 @@ async def test_the_columns_of_a_statement_are_the_fields_of_its_row_in_their_ord
     if statement.row is None:
         return
     if issubclass(statement.row, msgspec.Struct):
-        assert columns == list(statement.row.__struct_fields__)
+        assert columns == column_names(statement.row)
     else:
         assert len(columns) == 1

@@ -20,14 +20,17 @@ CANARY = b"canary-canary-canary-canary-1234"
 WRAPPED = WrappedKey("aws-kms", ARN, "-", b"ciphertext-canary")
 
 
-@pytest.fixture(autouse=True)
-def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+@pytest.fixture(scope="module", autouse=True)
+def _credentials() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as environ:
+        environ.setenv("AWS_ACCESS_KEY_ID", "test")
+        environ.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def root_key() -> AwsKmsRootKey:
+    """One for all: its client reads what the service can do, which takes longer than a test."""
     return AwsKmsRootKey.open(ARN, {})
 
 

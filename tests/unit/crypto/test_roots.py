@@ -28,6 +28,7 @@ from crypto.roots import (
     WrappedKey,
     create_root_key,
 )
+from crypto.roots.base import checked_context, root_context
 from crypto.roots.local import _TENANT_KEK, LocalRootKey, _encode
 from tests.support.root_keys import UnsteadyRootKey
 
@@ -39,6 +40,17 @@ def write(path: Path, text: str | bytes, mode: int = 0o600) -> Path:
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     path.chmod(mode)
     return path
+
+
+def test_a_wrapping_is_bound_to_these_words():
+    context = root_context(UUID(int=1), UUID(int=2), "data", 1)
+    assert context == CONTEXT == checked_context(context)
+    assert root_context(UUID(int=1), UUID(int=0), "transfer", 12) == {
+        "deployment": "00000000-0000-0000-0000-000000000001",
+        "tenant": "00000000-0000-0000-0000-000000000000",
+        "purpose": "transfer",
+        "version": "12",
+    }
 
 
 async def test_a_version_taken_out_of_the_file_is_destroyed(tmp_path: Path) -> None:
@@ -395,6 +407,7 @@ async def test_a_tenants_tombstones_need_the_deployments_root_key_and_never_its_
         await roots.wrap(key, CONTEXT)
 
 
+@pytest.mark.slow
 def test_no_client_of_a_service_is_loaded_for_a_file() -> None:
     program = "import crypto, sys; sys.exit(any(name in sys.modules for name in ('boto3', 'hvac', 'requests')))"
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -519,6 +532,7 @@ async def test_a_context_of_other_names_is_refused() -> None:
             await root_key.wrap(SecretKey.generate(), context)
 
 
+@pytest.mark.slow
 def test_vault_without_its_extra_is_named() -> None:
     program = (
         "import sys; sys.modules['hvac'] = None\n"

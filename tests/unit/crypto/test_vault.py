@@ -1,7 +1,9 @@
-"""What a transit engine may answer that is no answer, by a server that says what a test tells it to."""
+"""What a transit engine is asked, and what it may answer, by a server that says what a test tells it to."""
 
+import base64
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -10,7 +12,7 @@ from uuid import UUID
 
 import pytest
 
-from crypto.errors import KeyUnavailable, OpenError
+from crypto.errors import KeyDenied, KeyUnavailable, OpenError, RootKeyInvalid
 from crypto.keyring import SecretKey
 from crypto.roots import WrappedKey
 from crypto.roots.vault import VaultRootKey
@@ -27,6 +29,7 @@ class Transit(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Exchange)
         self.answers: dict[str, Any] = {"keys": {"data": KEY}}
+        self.asked: list[tuple[str, Any]] = []
 
 
 class _Exchange(BaseHTTPRequestHandler):
@@ -36,8 +39,10 @@ class _Exchange(BaseHTTPRequestHandler):
         pass
 
     def _answer(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        answer = self.server.answers[self.path.split("/")[3]]
+        verb = self.path.split("/")[3]
+        given = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.asked.append((verb, json.loads(given) if given else None))
+        answer = self.server.answers[verb]
         status, body = (answer, b"") if isinstance(answer, int) else (200, json.dumps(answer).encode())
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
@@ -69,6 +74,67 @@ def root_key(transit: Transit, token_file: Path) -> VaultRootKey:
 
 def test_it_shows_no_token(root_key: VaultRootKey) -> None:
     assert repr(root_key).startswith("VaultRootKey('http://127.0.0.1:")
+
+
+async def test_a_key_is_wrapped_opened_and_moved_under_its_context(root_key: VaultRootKey, transit: Transit) -> None:
+    key = SecretKey.generate()
+    plaintext = base64.b64encode(key.borrow()).decode()
+    transit.answers["encrypt"] = {"data": {"ciphertext": "vault:v3:AAAA"}}
+    transit.answers["rewrap"] = {"data": {"ciphertext": "vault:v4:BBBB"}}
+    transit.answers["decrypt"] = {"data": {"plaintext": plaintext}}
+    wrapped = await root_key.wrap(key, CONTEXT)
+    address = f"http://127.0.0.1:{transit.server_port}/transit/app"
+    assert wrapped == WrappedKey(root_key.provider, address, "3", b"vault:v3:AAAA")
+    moved = await root_key.rewrap(wrapped, CONTEXT)
+    assert moved == WrappedKey("vault", address, "4", b"vault:v4:BBBB")
+    assert (await root_key.unwrap(moved, CONTEXT)).kcv() == key.kcv()
+    bound = transit.asked[1][1]["context"]
+    assert transit.asked == [
+        ("keys", None),
+        ("encrypt", {"plaintext": plaintext, "context": bound}),
+        ("rewrap", {"ciphertext": "vault:v3:AAAA", "context": bound}),
+        ("decrypt", {"ciphertext": "vault:v4:BBBB", "context": bound}),
+    ]
+    await root_key.wrap(key, {**CONTEXT, "version": "2"})
+    assert transit.asked[-1][1]["context"] != bound
+    assert root_key.recognises(moved)
+    assert not root_key.recognises(replace(moved, root_key_id=f"{address}2"))
+    await root_key.aclose()
+
+
+async def test_what_it_did_not_wrap_is_refused_before_the_server_is_asked(
+    root_key: VaultRootKey, transit: Transit
+) -> None:
+    wrapped = WrappedKey("vault", "id", "1", b"vault:v1:AAAA")
+    for changes, refusal in (
+        ({"provider": "file"}, KeyDenied),
+        ({"ciphertext": b"vault:v1:"}, OpenError),
+        ({"root_key_version": "2"}, OpenError),
+    ):
+        for act in (root_key.unwrap, root_key.rewrap):
+            with pytest.raises(refusal):
+                await act(replace(wrapped, **changes), CONTEXT)
+    assert transit.asked == []
+    await root_key.aclose()
+
+
+@pytest.mark.parametrize("key", [{**KEY, "derived": False}, {**KEY, "type": "rsa-2048"}, {}])
+async def test_under_a_key_that_would_ignore_the_context_nothing_is_wrapped(
+    root_key: VaultRootKey, transit: Transit, key: dict[str, Any]
+) -> None:
+    transit.answers["keys"] = {"data": key}
+    with pytest.raises(RootKeyInvalid, match="derived=true"):
+        await root_key.wrap(SecretKey.generate(), CONTEXT)
+    assert [verb for verb, _ in transit.asked] == ["keys"]
+    await root_key.aclose()
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404])
+async def test_a_refusal_is_none_that_passes(root_key: VaultRootKey, transit: Transit, status: int) -> None:
+    transit.answers["keys"] = status
+    with pytest.raises(KeyDenied, match="refused"):
+        await root_key.health()
+    await root_key.aclose()
 
 
 async def test_what_is_no_ciphertext_is_an_outage(root_key: VaultRootKey, transit: Transit) -> None:

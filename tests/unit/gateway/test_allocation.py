@@ -27,6 +27,7 @@ def mapped(before: str) -> str:
     return subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
 def test_a_large_buffer_is_a_mapping_of_its_own_also_after_another_was_freed() -> None:
     assert mapped("assert give_large_buffers_back()") == "True"

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.app import _blobs_healthy, offload_bytes_min, open_blobs
+from gateway.app import _healthy, offload_bytes_min, open_blobs
 from gateway.settings import SettingsError
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import BlobUnavailable
@@ -47,7 +47,7 @@ async def test_without_a_url_there_is_no_object_store():
 
 async def test_the_probe_of_the_object_store_fails_when_it_is_away():
     blobs = MemoryBlobStore()
-    assert await _blobs_healthy(blobs)()
+    assert await _healthy(blobs)()
     blobs.available = False
     with pytest.raises(BlobUnavailable):
-        await _blobs_healthy(blobs)()
+        await _healthy(blobs)()

@@ -416,6 +416,7 @@ async def test_a_client_that_does_not_read_loses_its_connection_and_its_request_
             await gateway.until_nothing_is_left()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("large")
 async def test_answers_that_nobody_reads_fill_what_their_tenant_may_hold_and_no_more(gateway, store, call):
     many = limits.TENANT_HELD_BYTES_MAX // LARGE_BYTES - 1

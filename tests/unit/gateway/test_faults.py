@@ -16,9 +16,10 @@ from gateway.admission import limits
 from gateway.admission.slices import finish
 from gateway.bodies import codec, faults
 from gateway.bodies.scanning import Format, Values, scan
+from gateway.bodies.validation import explain
 from gateway.documents import examples
 from gateway.http.exchange import parse_query
-from gateway.problems import InvalidRequest, explain, pointer
+from gateway.problems import InvalidRequest, pointer
 from gateway.routes import GROUPS
 from gateway.routes.checkpoints.verbs import ChannelHistoryQuery, SearchFilter
 
@@ -234,6 +235,7 @@ def slices_of(shape: Any, body: bytes) -> int:
     return len(slices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORST)
 def test_as_many_values_as_allowed_are_looked_at_in_slices(name: str) -> None:
     shape, body = WORST[name]

@@ -36,12 +36,14 @@ def as_words(count: int) -> Raw:
     return Raw(msgspec.json.encode({"$map": [[key, 0] for key in colliding_keys(count)]}))
 
 
+@pytest.mark.slow
 def test_keys_whose_hashes_collide_are_shown_in_linear_time():
     assert len({hash(tuple(key)) for key in colliding_keys(64)}) == 1
     once, twice = (min(seconds(json_view(keyed(count))) for _ in range(3)) for count in (8_192, 16_384))
     assert twice < DOUBLED_TIMES_MAX * once
 
 
+@pytest.mark.slow
 def test_keys_whose_hashes_collide_are_read_in_linear_time():
     once, twice = (
         min(seconds(codec.value_in("json", as_words(count), "")) for _ in range(3)) for count in (8_192, 16_384)

@@ -47,38 +47,38 @@ def test_bodies_in_flight_are_bounded_for_a_tenant_and_for_the_process_and_given
         with contextlib.ExitStack() as running:
             for tenant_id in (*[one] * of_one, *[other] * (limits.HELD_BYTES_MAX // largest - of_one)):
                 running.enter_context(admission.tenant(tenant_id)).take(largest)
-            with admission.tenant(one) as share, pytest.raises(Overloaded):
-                share.take(1)
-            with admission.tenant(third) as share, pytest.raises(Overloaded):
-                share.take(1)
+            with admission.tenant(one) as reservation, pytest.raises(Overloaded):
+                reservation.take(1)
+            with admission.tenant(third) as reservation, pytest.raises(Overloaded):
+                reservation.take(1)
         with contextlib.ExitStack() as running:
             for _ in range(limits.TENANT_HELD_BYTES_MAX // largest):
                 running.enter_context(admission.tenant(one)).take(largest)
-            with admission.tenant(one) as share, pytest.raises(TenantBusy):
-                share.take(1)
-            with admission.tenant(other) as share:
-                share.take(largest)
+            with admission.tenant(one) as reservation, pytest.raises(TenantBusy):
+                reservation.take(1)
+            with admission.tenant(other) as reservation:
+                reservation.take(largest)
 
 
 def test_a_body_that_is_refused_in_the_middle_gives_back_what_came_before():
     admission = Admission(100)
     tenant_id = uuid4()
     for _ in range(3):
-        with admission.tenant(tenant_id) as share:
+        with admission.tenant(tenant_id) as reservation:
             for _ in range(16):
-                share.take(limits.TENANT_HELD_BYTES_MAX // 16)
+                reservation.take(limits.TENANT_HELD_BYTES_MAX // 16)
             with pytest.raises(TenantBusy):
-                share.take(1)
+                reservation.take(1)
 
 
 def test_an_answer_takes_the_place_of_what_it_was_made_of():
     admission = Admission(100)
-    with admission.tenant(uuid4()) as share:
-        share.take(limits.TENANT_HELD_BYTES_MAX)
-        share.hold(1_000_000)
+    with admission.tenant(uuid4()) as reservation:
+        reservation.take(limits.TENANT_HELD_BYTES_MAX)
+        reservation.hold(1_000_000)
         assert admission.held_bytes == 1_000_000
         with pytest.raises(AnswerTooLarge, match="TENANT_HELD_BYTES_MAX"):
-            share.hold(limits.TENANT_HELD_BYTES_MAX + 1)
+            reservation.hold(limits.TENANT_HELD_BYTES_MAX + 1)
     assert admission.held_bytes == 0
 
 
@@ -112,9 +112,11 @@ async def test_of_all_tenants_one_slice_is_done_in_each_turn_of_the_loop_and_one
     tenants = {"a": uuid4(), "b": uuid4()}
     ticker = asyncio.create_task(turning())
     with contextlib.ExitStack() as running:
-        shares = {(name, n): running.enter_context(admission.tenant(tenants[name])) for n in range(3) for name in "ab"}
-        works = [share.run(work(f"{name}{n}"), limits.SLICED_BYTES_MIN) for (name, n), share in shares.items()]
-        assert await asyncio.gather(*works) == [f"{name}{n}" for name, n in shares]
+        reservations = {
+            (name, n): running.enter_context(admission.tenant(tenants[name])) for n in range(3) for name in "ab"
+        }
+        works = [each.run(work(f"{name}{n}"), limits.SLICED_BYTES_MIN) for (name, n), each in reservations.items()]
+        assert await asyncio.gather(*works) == [f"{name}{n}" for name, n in reservations]
     ticker.cancel()
     turns = [at for at, _ in done]
     assert len(set(turns)) == len(turns) == 30  # no two slices in one turn
@@ -257,8 +259,8 @@ async def test_what_work_yields_is_called_for_it_and_beside_the_loop_if_it_is_in
             yield
         return found
 
-    with Admission(100).tenant(uuid4()) as share:
-        called_in = await share.run(work(), size_bytes)
+    with Admission(100).tenant(uuid4()) as reservation:
+        called_in = await reservation.run(work(), size_bytes)
     assert (threading.get_ident() in called_in) == (size_bytes == 1)
 
 
@@ -273,8 +275,8 @@ async def test_of_all_large_bodies_one_chunk_is_taken_in_each_turn_of_the_loop()
             left -= 1
             return {"type": "http.request", "body": chunk, "more_body": left > 0}
 
-        with admission.tenant(uuid4()) as share:
-            return len(await read_body({}, receive, share))
+        with admission.tenant(uuid4()) as reservation:
+            return len(await read_body({}, receive, reservation))
 
     await read()
     before = loop_turn().taken

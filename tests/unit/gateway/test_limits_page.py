@@ -3,6 +3,7 @@ from pathlib import Path
 
 from gateway import problems, wire
 from gateway.admission import limits
+from gateway.bodies import validation
 from gateway.documents import limits_page
 
 ROOT = Path(__file__).parents[3]
@@ -15,7 +16,7 @@ def test_the_page_of_limits_is_up_to_date():
 
 
 def test_every_limit_that_a_problem_can_name_is_on_the_page():
-    named = set(problems._LIMITS.values())
+    named = set(validation._LIMITS.values())
     for package in ("gateway", "storage"):
         for module in (ROOT / package).rglob("*.py"):
             text = module.read_text()
@@ -38,7 +39,7 @@ def test_what_is_beyond_a_limit_is_a_code_or_a_sentence():
 
 def test_the_numbers_of_shapes_are_those_of_the_page():
     by_name = {limit.name: limit.source for limit in ROWS if isinstance(limit.source, int)}
-    for (_, bound), name in problems._LIMITS.items():
+    for (_, bound), name in validation._LIMITS.items():
         if bound.isdecimal() and name in by_name:
             assert by_name[name] == int(bound), name
     assert wire.base.NAME_BYTES_MAX == limits.NAME_BYTES_MAX

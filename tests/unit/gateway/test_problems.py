@@ -8,6 +8,7 @@ import pytest
 from crypto.errors import CryptoError, KeyDenied, KeyUnavailable, RootKeyInvalid
 from gateway import problems, wire
 from gateway.admission import limits
+from gateway.bodies import validation
 from gateway.documents.openapi import golden
 from gateway.wire.checkpoints import DecryptRequest, SaveRequest, WritesRequest
 from gateway.wire.schemas import StateRollbackRequest
@@ -114,7 +115,7 @@ def test_what_is_wrong_is_found_at_once_however_long_a_name_is(body, what, steps
         with pytest.raises(msgspec.ValidationError) as wrong:
             msgspec.json.decode(body % ("n" * length), type=SaveRequest)
         begun = time.process_time()
-        assert problems.explain(wrong.value)[:2] == (what, steps)
+        assert validation.explain(wrong.value)[:2] == (what, steps)
         return time.process_time() - begun
 
     assert seconds(8_000_000) < 0.1 * 8_000_000 / 20_000 * max(seconds(20_000), 1e-5)
@@ -130,11 +131,11 @@ def test_what_is_wrong_is_found_at_once_however_long_a_name_is(body, what, steps
 def test_what_is_not_one_of_the_allowed_words_is_told_which_they_are(shape, sent, pointer):
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.convert(sent, shape)
-    what, steps, _ = problems.explain(caught.value, shape)
+    what, steps, _ = validation.explain(caught.value, shape)
     assert (what.startswith("status must be one of "), steps) == (True, pointer)
     assert {"active", "waiting", "failed"} <= {*what.removeprefix("status must be one of ").split(", ")}
     assert "running" not in what
-    assert problems.explain(caught.value).what == "status must be one of the allowed values"
+    assert validation.explain(caught.value).what == "status must be one of the allowed values"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_what_is_not_one_of_the_allowed_words_is_told_which_they_are(shape, sent
 def test_a_bound_is_told_with_its_member_its_unit_and_both_ends(shape, sent, what, limit):
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.json.decode(msgspec.json.encode(sent), type=shape)
-    found = problems.explain(caught.value, shape)
+    found = validation.explain(caught.value, shape)
     assert (found.what, found.limit) == (what, limit)
 
 
@@ -176,5 +177,5 @@ def test_no_word_of_the_validators_is_left_for_any_bound_of_a_body():
                 try:
                     msgspec.json.decode(msgspec.json.encode({member.name: wrong}), type=shape)
                 except msgspec.ValidationError as error:
-                    what = problems.explain(error, shape).what
+                    what = validation.explain(error, shape).what
                     assert not re.search(r"`|Expected|RFC3339|encoded", what), what

@@ -17,6 +17,8 @@ from gateway.admission import limits
 from gateway.bodies import codec
 from storage.errors import LimitExceeded
 
+pytestmark = pytest.mark.slow
+
 SAVE = "/v1/threads/t/checkpoints"
 JSON, MSGPACK = "application/json", "application/msgpack"
 MANY = limits.VALUES_MAX - 10

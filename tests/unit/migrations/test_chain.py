@@ -168,6 +168,7 @@ def test_a_pending_write_that_equals_a_steps_default_is_not_lost():
     assert unpacked(chain.convert(packed(msgs=[]), 1, 2, partial=True)) == {"messages": []}
 
 
+@pytest.mark.slow
 def test_a_state_whose_size_is_known_only_when_it_is_written_out_is_bounded():
     wide = [2**63] * 1_000
     chain = Chain("travel", [Step(1, 2, PythonDirection(lambda _state: {"a": [wide] * 7_600}))])

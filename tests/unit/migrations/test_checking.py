@@ -1,12 +1,17 @@
+import datetime as dt
 import gc
+import os
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from textwrap import dedent
+from types import SimpleNamespace
 
 import msgpack
 import pytest
 
+from migrations.state import checking
 from migrations.state.chain import Chain, PythonDirection, Step
 from migrations.state.checking import Case, RecordedWrite, check_chain, check_step, record, record_write, watched
 from migrations.state.declarative import compile_operations
@@ -141,6 +146,78 @@ def test_a_step_that_reaches_outside_of_the_state_is_found(tmp_path, statement, 
     )
     found = whys(step, Case("one", packed(a=1), packed(a=1)))
     assert any(why.startswith("it reaches outside of the state") and named in why for why in found), found
+
+
+@contextmanager
+def runs_a_step():
+    """Let the hooks take this thread for one that runs a step: when the interpreter calls them, no line is traced."""
+    checking._watched.seen = seen = []
+    try:
+        yield seen
+    finally:
+        checking._watched.seen = None
+
+
+IMPORT = SimpleNamespace(f_code=SimpleNamespace(co_filename="<frozen importlib._bootstrap>"), f_back=None)
+INSIDE_IMPORT = SimpleNamespace(f_code=SimpleNamespace(co_filename="module.py"), f_back=IMPORT)
+ENVIRON = SimpleNamespace(f_code=os.environ.__class__.__getitem__.__code__, f_back=None)
+
+
+GLOBAL_RANDOM = checking._GLOBAL_RANDOM
+
+
+class Day(dt.date):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (time.time, "time.time"),
+        (os.getpid, "posix.getpid"),
+        (dt.datetime.now, "datetime.now"),
+        (Day.today, "Day.today"),
+        (GLOBAL_RANDOM.random, "random.random"),
+        (type(GLOBAL_RANDOM)(1).random, None),
+        (dt.datetime(2026, 11, 25, tzinfo=dt.UTC).isoformat, None),
+        ([].append, None),
+        ({}.get, None),
+        (len, None),
+    ],
+)
+def test_a_function_that_reaches_outside_is_known_by_what_it_is_bound_to(function, named):
+    with runs_a_step() as seen:
+        checking._on_call(sys._getframe(), "c_call", function)
+    assert seen == ([] if named is None else [named])
+
+
+def test_the_environment_is_outside():
+    with runs_a_step() as seen:
+        checking._on_call(ENVIRON, "call", None)
+        checking._on_call(ENVIRON, "return", None)
+        checking._on_call(sys._getframe(), "call", None)
+    assert seen == ["os.environ"]
+
+
+def test_an_event_that_means_reaching_outside_is_noted_and_refused():
+    with runs_a_step() as seen:
+        checking._on_event("object.__getattr__", ())
+        assert seen == []
+    with pytest.raises(PathFault, match=r"reaches outside: socket\.connect"), runs_a_step() as seen:
+        checking._on_event("socket.connect", ())
+    assert seen == ["socket.connect"]
+
+
+def test_reading_a_module_is_no_reaching_outside():
+    with runs_a_step() as seen:
+        checking._on_call(INSIDE_IMPORT, "c_call", time.time)
+    assert seen == []
+
+
+def test_on_a_thread_that_runs_no_step_the_hooks_note_nothing():
+    checking._on_event("open", ())
+    checking._on_call(ENVIRON, "call", None)
+    assert checking._watched.seen is None
 
 
 def test_what_a_step_computes_and_imports_is_not_taken_for_reaching_outside(tmp_path):

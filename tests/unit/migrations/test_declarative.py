@@ -272,12 +272,14 @@ def test_a_regular_expression_on_what_is_no_text_fails_by_name():
         outcome([{"op": "remove", "path": "/a", "when": "value.matches('a')"}], a=1)
 
 
+@pytest.mark.slow
 def test_what_a_condition_is_given_counts():
     looks = [{"op": "remove", "path": "/x", "when": "size(root) == 3"}] * 190
     with pytest.raises(UpcastFailed, match="touches more than"):
         run(looks, packed(big=[1] * 9_000))
 
 
+@pytest.mark.slow
 def test_what_one_step_may_many_together_may_not():
     step = compile_operations([{"op": "copy", "from": "/list", "to": f"/copies/{number}"} for number in range(9)])
     steps = [Step(number, number + 1, step) for number in range(1, 60)]

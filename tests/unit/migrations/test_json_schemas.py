@@ -35,6 +35,13 @@ def elsewhere(levels):
     }
 
 
+def nested(levels):
+    schema = {}
+    for _ in range(levels):
+        schema = {"not": schema}
+    return schema
+
+
 OTHER_DRAFTS = [f"http://json-schema.org/draft-0{number}/schema#" for number in (4, 6, 7)]
 UNSEEN = [
     elsewhere(40),
@@ -90,6 +97,7 @@ UNSEEN = [
         {"patternProperties": {"^[\\p{L}\\p{N}]{90}" + str(number): {} for number in range(40)}},
         {"properties": {f"c{number}": {"pattern": "[\\p{L}\\p{N}]{5}" + str(number)} for number in range(400)}},
         {"properties": {f"c{number}": {"pattern": str(number)} for number in range(PATTERNS_MAX + 1)}},
+        nested(300),
     ],
 )
 def test_a_schema_whose_work_is_not_bounded_by_the_state_is_refused(schema):

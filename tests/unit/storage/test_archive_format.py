@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,8 +25,9 @@ from storage.format.archive import (
     ArchiveRecord,
     Stub,
     ThreadRows,
+    row_of,
 )
-from storage.postgres.tables import archives as archives_table
+from storage.format.record import PieceRow
 from storage.postgres.tables import metadata
 from storage.statements.threads import archives as sql
 
@@ -74,6 +76,11 @@ def decoded(data, sizes=(10**9,), columns=None):
 @given(sizes=st.lists(st.integers(1, 300), min_size=1, max_size=8), page=st.integers(1, 6))
 def test_what_is_written_comes_back_in_pieces_of_any_size(sizes, page):
     assert decoded(encoded(page=page), sizes) == ROWS
+
+
+def test_a_struct_takes_the_columns_that_it_has_by_their_names():
+    row = {"envelope": b"e", "key_version": 3, "piece_id": b"p", "children": None, "named_ids": None, "colour": "red"}
+    assert row_of(PieceRow, row) == PieceRow(b"p", None, None, b"e", 3)
 
 
 def test_a_thread_without_rows_has_an_archive():
@@ -137,16 +144,16 @@ STUB = Stub(
     thread_id="t",
     blob_id=UUID(int=3),
     activity=7,
-    key_versions=(1, 2),
+    key_versions=[1, 2],
     client_share=False,
     checkpoints=3,
     pending_writes=2,
     chunks=1,
     hot_bytes=100,
     size_bytes=200,
-    run_ids=("a", "b"),
-    state_schemas=("travel",),
-    agents=("planner",),
+    run_ids=["a", "b"],
+    state_schemas=["travel"],
+    agents=["planner"],
     named_ids=None,
     storage_class="STANDARD",
     created_at=AT,
@@ -158,7 +165,7 @@ SEALED = STUB.sealing(SEALER, RECORD)
 
 
 def stub(**columns):
-    return Stub(**({name: getattr(STUB, name) for name in Stub.__dataclass_fields__} | {"sealed": SEALED} | columns))
+    return msgspec.structs.replace(STUB, **{"sealed": SEALED, **columns})
 
 
 def test_a_stub_opens_its_record_with_and_without_a_share():
@@ -168,16 +175,16 @@ def test_a_stub_opens_its_record_with_and_without_a_share():
 
 
 OTHERS = {
-    "thread_id": "u", "blob_id": UUID(int=4), "activity": 8, "key_versions": (2, 1), "client_share": True,
-    "checkpoints": 2, "pending_writes": 3, "chunks": 0, "hot_bytes": 99, "size_bytes": 201, "run_ids": ("a",),
-    "state_schemas": (), "agents": ("b", "planner"), "named_ids": b"", "storage_class": "GLACIER",
+    "thread_id": "u", "blob_id": UUID(int=4), "activity": 8, "key_versions": [2, 1], "client_share": True,
+    "checkpoints": 2, "pending_writes": 3, "chunks": 0, "hot_bytes": 99, "size_bytes": 201, "run_ids": ["a"],
+    "state_schemas": [], "agents": ["b", "planner"], "named_ids": b"", "storage_class": "GLACIER",
     "created_at": AT.replace(microsecond=0), "sealed": b"\0" * 200,
 }  # fmt: skip
 
 
 def test_every_column_of_a_stub_is_bound():
-    assert OTHERS.keys() | {"key_version"} == Stub.__dataclass_fields__.keys()
-    assert {each.name for each in archives_table.columns} == Stub.__dataclass_fields__.keys() | {
+    assert OTHERS.keys() | {"key_version"} == {*Stub.__struct_fields__}
+    assert {each.name for each in metadata.tables["stateroom.archives"].columns} == {*Stub.__struct_fields__} | {
         "tenant_id", "subject_id", "stored_at",
     }  # fmt: skip
     for column, other in OTHERS.items():
@@ -187,8 +194,8 @@ def test_every_column_of_a_stub_is_bound():
 
 def test_lists_next_to_each_other_are_not_mistaken_for_each_other():
     for lists in (
-        {"run_ids": ("a",), "state_schemas": ("b", "travel")},
-        {"state_schemas": (), "agents": ("travel", "planner")},
+        {"run_ids": ["a"], "state_schemas": ["b", "travel"]},
+        {"state_schemas": [], "agents": ["travel", "planner"]},
     ):
         with pytest.raises(IntegrityFailure):
             stub(**lists).record(SEALER)

@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
-
 import migrations
 from migrations.sql_files import bodies
 from tests.support.statements import every_statement
@@ -17,8 +15,6 @@ LOCAL = {"processes.BEAT"}
 # Functions of builds before this one, which nothing here calls.
 EARLIER = {"save_on_4", "save_on_6", "put_writes_on_4", "put_writes_on_5"}
 FUNCTIONS = bodies(Path(migrations.__file__).parent / "database" / "functions")
-
-
 STATEMENTS = {name: statement.text for name, statement in every_statement().items()}
 
 
@@ -32,35 +28,34 @@ def in_parentheses(text, at):
     raise AssertionError(text[at:])
 
 
-@pytest.mark.parametrize("name", STATEMENTS)
-def test_no_value_of_an_insert_and_no_conflict_is_a_sub_select(name):
-    text = STATEMENTS[name]
-    for found in re.finditer(r"\bVALUES\s*\(", text):
-        assert "SELECT" not in in_parentheses(text, found.end() - 1)
-    for found in re.finditer(r"\bON CONFLICT\b", text):
-        clause = re.split(r"\bRETURNING\b|\n\)", text[found.end() :])[0]
-        assert "SELECT" not in clause
+def test_no_value_of_an_insert_and_no_conflict_is_a_sub_select():
+    for name, text in STATEMENTS.items():
+        for found in re.finditer(r"\bVALUES\s*\(", text):
+            assert "SELECT" not in in_parentheses(text, found.end() - 1), name
+        for found in re.finditer(r"\bON CONFLICT\b", text):
+            clause = re.split(r"\bRETURNING\b|\n\)", text[found.end() :])[0]
+            assert "SELECT" not in clause, name
 
 
-@pytest.mark.parametrize("name", sorted(STATEMENTS.keys() - LOCKING - LOCAL))
-def test_a_part_that_inserts_stands_alone(name):
+def test_a_part_that_inserts_stands_alone():
     """Beside it no other part reads a table: it would have another snapshot."""
-    text = STATEMENTS[name]
-    if re.match(r"\s*WITH\b", text) and "INSERT INTO" in text:
-        parts = re.findall(r"\bFROM\s+stateroom\.\w+", text)
-        assert parts == []
+    for name in STATEMENTS.keys() - LOCKING - LOCAL:
+        text = STATEMENTS[name]
+        if re.match(r"\s*WITH\b", text) and "INSERT INTO" in text:
+            parts = re.findall(r"\bFROM\s+stateroom\.\w+", text)
+            assert parts == [], name
 
 
-@pytest.mark.parametrize("name", STATEMENTS)
-def test_a_lateral_names_the_tenant_by_its_parameter(name):
-    text = STATEMENTS[name]
-    for found in re.finditer(r"\bLATERAL\s*\(", text):
-        assert not re.search(r"\btenant_id = \w+\.tenant_id\b", in_parentheses(text, found.end() - 1))
+def test_a_lateral_names_the_tenant_by_its_parameter():
+    for name, text in STATEMENTS.items():
+        for found in re.finditer(r"\bLATERAL\s*\(", text):
+            lateral = in_parentheses(text, found.end() - 1)
+            assert not re.search(r"\btenant_id = \w+\.tenant_id\b", lateral), name
 
 
-@pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - EARLIER))
-def test_no_function_counts_rows_that_it_selected_to_insert(name):
-    for insert, after in re.findall(r"(INSERT INTO[^;]*ON CONFLICT[^;]*);\s*([^;]*);", FUNCTIONS[name]):
-        if re.search(r"\)\s*SELECT\b", insert):
-            assert "FOUND" not in after
-            assert "ROW_COUNT" not in after
+def test_no_function_counts_rows_that_it_selected_to_insert():
+    for name in FUNCTIONS.keys() - EARLIER:
+        for insert, after in re.findall(r"(INSERT INTO[^;]*ON CONFLICT[^;]*);\s*([^;]*);", FUNCTIONS[name]):
+            if re.search(r"\)\s*SELECT\b", insert):
+                assert "FOUND" not in after, name
+                assert "ROW_COUNT" not in after, name

@@ -28,8 +28,7 @@ from storage.format.pointer import (
     BlobPointer,
     IntentRecord,
     intent_location,
-    open_intent,
-    open_pointer,
+    open_record,
     pointer_location,
     seal_record,
 )
@@ -121,24 +120,27 @@ def test_a_manifest_or_a_write_of_another_shape_or_a_newer_format_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("open_record", "location", "record"),
+    ("location", "record"),
     [
-        (open_pointer, pointer_location(BLOB_ID, None, 5, AT), BlobPointer(bytes(32), 5)),
-        (open_intent, intent_location(BLOB_ID, "artifact", None, AT), IntentRecord(bytes(32), b"details")),
+        (pointer_location(BLOB_ID, None, 5, AT), BlobPointer(bytes(32), 5)),
+        (intent_location(BLOB_ID, "artifact", None, AT), IntentRecord(bytes(32), b"details")),
     ],
 )
-def test_a_record_of_a_blob_is_opened_where_it_stands_and_shows_no_key(sealer, open_record, location, record):
+def test_a_record_of_a_blob_is_opened_where_it_stands_and_shows_no_key(sealer, location, record):
+    def opened(where, sealed, key_version):
+        return open_record(type(record), sealer, where, sealed, key_version)
+
     sealed = seal_record(sealer, location, record)
-    assert open_record(sealer, location, sealed, 1) == record
+    assert opened(location, sealed, 1) == record
     assert "\\x00" not in repr(record)
     with pytest.raises(IntegrityFailure, match="authenticate"):
-        open_record(sealer, (*location, 1), sealed, 1)
+        opened((*location, 1), sealed, 1)
     with pytest.raises(IntegrityFailure, match="another key version"):
-        open_record(sealer, location, sealed, 2)
+        opened(location, sealed, 2)
     with pytest.raises(IntegrityFailure, match="newer format"):
-        open_record(sealer, location, seal_record(sealer, location, msgspec.structs.replace(record, format=9)), 1)
+        opened(location, seal_record(sealer, location, msgspec.structs.replace(record, format=9)), 1)
     with pytest.raises(IntegrityFailure, match="cannot be read"):
-        open_record(sealer, location, sealer.seal(Kind.POINTER, location, NOT_MSGPACK), 1)
+        opened(location, sealer.seal(Kind.POINTER, location, NOT_MSGPACK), 1)
 
 
 def test_what_is_no_envelope_has_no_key_version():
@@ -148,6 +150,11 @@ def test_what_is_no_envelope_has_no_key_version():
 
 def opened_checkpoint(outcome=None, channels=()):
     return OpenedCheckpoint(SimpleNamespace(piece_ids=b""), Manifest(1, list(channels), {}, None, ()), b"", outcome)
+
+
+@pytest.mark.parametrize(("outcome", "statuses"), [(None, []), ("done", ["done"]), ("failed", ["done", "failed"])])
+def test_an_outcome_that_a_write_says_is_none(outcome, statuses):
+    opened_checkpoint(outcome).check_outcome(statuses)
 
 
 @pytest.mark.parametrize(("outcome", "statuses"), [("done", []), (None, ["done"]), ("failed", ["done"])])
@@ -195,7 +202,10 @@ def test_values_are_counted_before_they_are_put_together(sealer):
     reader = PieceReader(sealer, take=taken.append)
     reader.reserve(100)
     reader.reserve(50)
+    reader.value("msgpack", b"\xc4\x09" + bytes(9), [])
     assert taken[-1:] == [100]
+    reader.reserve(100)
+    assert taken[-1:] == [11]
 
 
 def test_ids_and_pieces_and_content_that_are_none_are_refused(sealer):

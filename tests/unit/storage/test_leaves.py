@@ -12,8 +12,10 @@ from storage.format.leaves import (
     OFFLOAD_BYTES_MIN,
     PLACEHOLDER_BYTES,
     POINTER_TOKENS_MAX,
+    find_pointer,
     find_pointers,
     large_leaves,
+    may_point,
     names_artifacts,
     placeholder,
     read_placeholder,
@@ -31,6 +33,13 @@ def leaves(value, bytes_min=OFFLOAD_BYTES_MIN):
 
 def pointers(value):
     return [(each.artifact_id, each.path) for each in find_pointers("msgpack", msgpack.packb(value))]
+
+
+@pytest.mark.parametrize("name", [POINTER, POINTER + "/", "stateroom:artifact:", POINTER.upper(), "messages", ""])
+def test_a_name_points_if_it_is_a_pointer_and_nothing_more(name):
+    found = find_pointer(name, "/state")
+    assert [(each.artifact_id, each.path) for each in found] == ([(ARTIFACT, "/state")] if name == POINTER else [])
+    assert may_point(name) or not found
 
 
 def test_strings_binaries_and_extensions_are_leaves_wherever_they_are():

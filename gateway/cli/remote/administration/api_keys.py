@@ -1,57 +1,52 @@
 """API keys over HTTP: `api-key` and `operator-key`. A new key is printed once, on stdout, and nowhere else."""
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import rich_click as click
 
 from gateway.cli import render
-from gateway.cli.listing import Listing, print_listing, print_record
-from gateway.cli.opening import as_operator, as_tenant
-from gateway.cli.parameters import Moment, json_option, page_options, url_option
-
-if TYPE_CHECKING:
-    from gateway.cli.connection import Connection
+from gateway.cli.calling import (
+    Listing,
+    Remote,
+    as_operator,
+    as_silent_operator,
+    as_silent_tenant,
+    as_tenant,
+)
+from gateway.cli.parameters import Moment, Page, page_options
 
 PERMISSIONS = ("state:read", "state:write", "state:delete", "subject:act_as", "tenant:admin")
 
-_KEY_TIMES = ("created_at", "expires_at", "revoked_at", "last_used_at")
+_KEYS = Listing(
+    {
+        "key_id": "Key",
+        "kind": "Kind",
+        "subject_id": "Subject",
+        "name": "Name",
+        "permissions": "Permissions",
+        "grants": "Grants",
+        "status": "Status",
+        "created_at": "Created",
+        "expires_at": "Expires",
+        "revoked_at": "Revoked",
+        "last_used_at": "Last used",
+    },
+    empty="No API keys.",
+)
 expires_option = click.option("--expires", type=Moment("ahead"), help="When it ends: 90d, or an RFC 3339 time.")
 _force_option = click.option("--force", is_flag=True, help="Also when it is the last key that administers.")
 
 
-def print_new_key(created: dict[str, Any], *, as_json: bool) -> None:
+def print_new_key(remote: Remote, created: dict[str, Any]) -> None:
     """Print a key with its secret, and say that this is the only time."""
-    print_record(created, as_json=as_json, times=_KEY_TIMES)
-    if not as_json:
+    remote.print_record(created)
+    if not remote.as_json:
         render.say("The API key is shown only now: keep it where your secrets are.")
 
 
-def _list_keys(connection: "Connection", path: list[str], limit: int, everything: bool, *, as_json: bool) -> None:
-    pages = connection.pages(path, "api_keys", rows_wanted=None if everything else limit)
-    print_listing(
-        Listing(pages, limit, everything),
-        {
-            "key_id": "Key",
-            "kind": "Kind",
-            "subject_id": "Subject",
-            "name": "Name",
-            "permissions": "Permissions",
-            "grants": "Grants",
-            "status": "Status",
-            "created_at": "Created",
-            "expires_at": "Expires",
-            "revoked_at": "Revoked",
-            "last_used_at": "Last used",
-        },
-        as_json=as_json,
-        empty="No API keys.",
-        times=_KEY_TIMES,
-    )
-
-
-def _revoke_key(connection: "Connection", path: list[str], key_id: str, *, force: bool) -> None:
-    connection.call("DELETE", [*path, key_id], query={"force": "true"} if force else None)
+def _revoke_key(remote: Remote, key_id: str, *, force: bool) -> None:
+    remote.call("DELETE", remote.path("api-keys", key_id), query={"force": "true"} if force else None)
     render.say(f"Revoked {key_id}.")
 
 
@@ -61,7 +56,7 @@ def api_key_group() -> None:
 
 
 @api_key_group.command("create")
-@click.option("--subject", metavar="ID", help="Bind the key to this subject; without: a service key.")
+@click.option("--subject", "subject_id", metavar="ID", help="Bind the key to this subject; without: a service key.")
 @click.option("--name", default="", help="What the key is for.")
 @click.option(
     "--permission",
@@ -78,50 +73,44 @@ def api_key_group() -> None:
     help="What keys that it makes may do; repeatable.  [default: what it may do itself]",
 )
 @expires_option
-@url_option
-@json_option
+@as_tenant
 def api_key_create(
     *,
-    subject: str | None,
+    subject_id: str | None,
     name: str,
     permissions: tuple[str, ...],
     grants: tuple[str, ...],
     expires: datetime | None,
-    url: str | None,
-    as_json: bool,
+    remote: Remote,
 ) -> None:
     """Create an API key and print it, this once."""
-    body: dict[str, Any] = {"kind": "subject" if subject else "service", "name": name}
-    if subject:
-        body["subject_id"] = subject
+    body: dict[str, Any] = {"kind": "subject" if subject_id else "service", "name": name}
+    if subject_id:
+        body["subject_id"] = subject_id
     if permissions:
         body["permissions"] = list(permissions)
     if grants:
         body["grants"] = list(grants)
     if expires:
         body["expires_at"] = expires.isoformat()
-    with as_tenant(url) as connection:
-        print_new_key(connection.call("POST", ["api-keys"], body=body), as_json=as_json)
+    print_new_key(remote, remote.call("POST", ["api-keys"], body=body))
 
 
 @api_key_group.command("list")
 @page_options
-@url_option
-@json_option
-def api_key_list(*, limit: int, everything: bool, url: str | None, as_json: bool) -> None:
+@as_tenant
+def api_key_list(*, page: Page, remote: Remote) -> None:
     """List the tenant's API keys, newest first; never their secrets."""
-    with as_tenant(url) as connection:
-        _list_keys(connection, ["api-keys"], limit, everything, as_json=as_json)
+    remote.print_pages(remote.path("api-keys"), "api_keys", page, _KEYS)
 
 
 @api_key_group.command("revoke")
 @click.argument("key_id")
 @_force_option
-@url_option
-def api_key_revoke(*, key_id: str, force: bool, url: str | None) -> None:
+@as_silent_tenant
+def api_key_revoke(*, key_id: str, force: bool, remote: Remote) -> None:
     """Revoke an API key; it cannot be brought back. The last one with tenant:admin takes --force."""
-    with as_tenant(url) as connection:
-        _revoke_key(connection, ["api-keys"], key_id, force=force)
+    _revoke_key(remote, key_id, force=force)
 
 
 @click.group("operator-key")
@@ -131,22 +120,19 @@ def operator_key_group() -> None:
 
 @operator_key_group.command("list")
 @page_options
-@url_option
-@json_option
-def operator_key_list(*, limit: int, everything: bool, url: str | None, as_json: bool) -> None:
+@as_operator
+def operator_key_list(*, page: Page, remote: Remote) -> None:
     """List the operators' API keys, newest first; never their secrets."""
-    with as_operator(url) as connection:
-        _list_keys(connection, ["admin", "api-keys"], limit, everything, as_json=as_json)
+    remote.print_pages(remote.path("api-keys"), "api_keys", page, _KEYS)
 
 
 @operator_key_group.command("revoke")
 @click.argument("key_id")
 @_force_option
-@url_option
-def operator_key_revoke(*, key_id: str, force: bool, url: str | None) -> None:
+@as_silent_operator
+def operator_key_revoke(*, key_id: str, force: bool, remote: Remote) -> None:
     """Revoke an operator's API key; it cannot be brought back. The last one takes --force."""
-    with as_operator(url) as connection:
-        _revoke_key(connection, ["admin", "api-keys"], key_id, force=force)
+    _revoke_key(remote, key_id, force=force)
 
 
 COMMANDS = (api_key_group, operator_key_group)

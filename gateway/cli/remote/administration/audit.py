@@ -7,14 +7,14 @@ public key and the anchors where whoever runs the gateway cannot change them.
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
 from gateway.cli import render
+from gateway.cli.calling import Listing, Remote, as_either
 from gateway.cli.failure import ExitCode, Failure
-from gateway.cli.opening import as_either
-from gateway.cli.parameters import json_option, page_options, url_option
+from gateway.cli.parameters import Page, json_option, page_options
 
 if TYPE_CHECKING:
     from gateway.cli.connection import Connection
@@ -23,13 +23,10 @@ if TYPE_CHECKING:
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _READABLE = click.Path(dir_okay=False, exists=True, path_type=Path)
 
-operator_option = click.option(
-    "--operator", is_flag=True, help="The operators' log (STATEROOM_OPERATOR_KEY), not the tenant's."
+_EVENTS = Listing(
+    {"sequence": "#", "at": "At", "actor": "Actor", "action": "Action", "target": "Target"}, empty="No events."
 )
-
-
-def _path(operator: bool, *more: str) -> list[str]:
-    return ["admin", "audit", *more] if operator else ["audit", *more]
+_OPERATORS_LOG = "The operators' log (STATEROOM_OPERATOR_KEY), not the tenant's."
 
 
 @click.group("audit")
@@ -39,56 +36,28 @@ def audit_group() -> None:
 
 @audit_group.command("list")
 @page_options
-@operator_option
-@url_option
-@json_option
-def audit_list(*, limit: int, everything: bool, operator: bool, url: str | None, as_json: bool) -> None:
+@as_either(_OPERATORS_LOG, json_option)
+def audit_list(*, page: Page, remote: Remote) -> None:
     """List events, oldest first. Reading them is an event itself."""
-    rows: list[dict[str, Any]] = []
-    cut = False
-    with as_either(url, operator=operator) as connection:
-        wanted = None if everything else limit
-        for event in connection.pages(_path(operator), "events", rows_wanted=wanted):
-            if wanted is not None and len(rows) == wanted:
-                cut = True
-                break
-            rows.append(event)
-    if as_json:
-        for event in rows:
-            render.emit_json(event)
-        return
-    render.table(
-        ["#", "At", "Actor", "Action", "Target"],
-        [
-            [str(each["sequence"]), render.moment(each["at"]), *(render.cell(each[name]) for name in _SHOWN)]
-            for each in rows
-        ],
-        empty="No events.",
-    )
-    if cut:
-        render.say("There is more: --limit N or --all.")
-
-
-_SHOWN = ("actor", "action", "target")
+    remote.print_pages(remote.path("audit"), "events", page, _EVENTS)
 
 
 @audit_group.command("export")
 @click.argument("file", type=_FILE)
-@operator_option
-@url_option
-def audit_export(*, file: Path, operator: bool, url: str | None) -> None:
+@as_either(_OPERATORS_LOG)
+def audit_export(*, file: Path, remote: Remote) -> None:
     """Write the whole log to FILE for `audit verify`: one JSON object a line, exactly as it is stored.
 
     The export is made even where the log does not verify: it is the evidence. FILE must not exist.
     """
     from storage.format.audit import export_lines
 
-    with as_either(url, operator=operator) as connection:
-        origin = connection.call("GET", _path(operator, "key"))["origin"]
+    with remote.connect() as connection:
+        origin = connection.call("GET", remote.path("audit", "key"))["origin"]
         try:
             with file.open("xb") as output:
                 count = -1  # the last line is not an event
-                for line in export_lines(origin, _entries(connection, operator=operator)):
+                for line in export_lines(origin, _entries(connection, remote.path("audit"))):
                     output.write(line)
                     count += 1
                 output.flush()
@@ -103,10 +72,10 @@ def audit_export(*, file: Path, operator: bool, url: str | None) -> None:
     render.say(f"{count:,} events of {origin}.")
 
 
-def _entries(connection: "Connection", *, operator: bool) -> "Iterator[Entry]":
+def _entries(connection: "Connection", path: list[str]) -> "Iterator[Entry]":
     from storage.format.audit import Entry
 
-    for event in connection.pages(_path(operator), "events", query={"verify": "false"}):
+    for event in connection.pages(path, "events", query={"verify": "false"}):
         yield Entry(
             event["sequence"],
             event["body"].encode("utf-8", "surrogatepass"),
@@ -117,12 +86,10 @@ def _entries(connection: "Connection", *, operator: bool) -> "Iterator[Entry]":
 
 @audit_group.command("anchor")
 @click.option("--latest", is_flag=True, help="The newest one in the object store, instead of one made now.")
-@operator_option
-@url_option
-def audit_anchor(*, latest: bool, operator: bool, url: str | None) -> None:
+@as_either(_OPERATORS_LOG)
+def audit_anchor(*, latest: bool, remote: Remote) -> None:
     """Print a signed anchor of the log as it is now: keep it where the gateway cannot change it."""
-    with as_either(url, operator=operator) as connection:
-        anchor = connection.call("GET" if latest else "POST", _path(operator, "anchor"))
+    anchor = remote.call("GET" if latest else "POST", remote.path("audit", "anchor"))
     for line in anchor["note"].rstrip("\n").split("\n"):
         print(line, file=render.results())
     if not anchor["stored"]:
@@ -130,12 +97,10 @@ def audit_anchor(*, latest: bool, operator: bool, url: str | None) -> None:
 
 
 @audit_group.command("key")
-@operator_option
-@url_option
-def audit_key(*, operator: bool, url: str | None) -> None:
+@as_either(_OPERATORS_LOG)
+def audit_key(*, remote: Remote) -> None:
     """Print the public key that anchors are signed with; fetch it once and keep it."""
-    with as_either(url, operator=operator) as connection:
-        render.line(connection.call("GET", _path(operator, "key"))["public_key"])
+    render.line(remote.call("GET", remote.path("audit", "key"))["public_key"])
 
 
 @audit_group.command("verify")
@@ -160,27 +125,27 @@ def audit_verify(*, file: Path, anchors: tuple[Path, ...], public_key: str, as_j
             public_key = Path(public_key).read_text(encoding="utf-8")
         notes = [anchor.read_text(encoding="utf-8") for anchor in anchors]
         with file.open("rb") as lines:
-            found = verify_export(lines, notes, public_key)
+            report = verify_export(lines, notes, public_key)
     except AuditInvalid as error:
         raise Failure("nothing can be verified", detail=str(error)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise Failure("a file cannot be read", detail=type(error).__name__) from None
     if as_json:
-        findings = [{"kind": each.kind, "sequence": each.sequence, "message": each.message} for each in found.findings]
-        gaps = [{"sequence": each.sequence, **each.detail} for each in found.gaps]
-        counts = {"events": found.events, "anchored_through": found.anchored_through}
-        render.emit_json({"ok": found.ok, **counts, "findings": findings, "gaps": gaps})
+        findings = [{"kind": each.kind, "sequence": each.sequence, "message": each.message} for each in report.findings]
+        gaps = [{"sequence": each.sequence, **each.detail} for each in report.gaps]
+        counts = {"events": report.events, "anchored_through": report.anchored_through}
+        render.emit_json({"ok": report.ok, **counts, "findings": findings, "gaps": gaps})
     else:
-        for gap in found.gaps:
+        for gap in report.gaps:
             render.line(f"Gap: {gap.message}.")
-    if found.ok and not as_json:
-        render.line(f"Verified: {found.events:,} events, anchored through event {found.anchored_through:,}.")
-        if found.events > found.anchored_through:
+    if report.ok and not as_json:
+        render.line(f"Verified: {report.events:,} events, anchored through event {report.anchored_through:,}.")
+        if report.events > report.anchored_through:
             render.say("Later events agree with each other; verify them against a newer anchor.")
-    if not found.ok:
-        shown = found.findings[:20]
+    if not report.ok:
+        shown = report.findings[:20]
         detail = "\n".join(f"{each.kind}: {each.message}" for each in shown)
-        more = f"\nand {len(found.findings) - len(shown):,} more" if len(found.findings) > len(shown) else ""
+        more = f"\nand {len(report.findings) - len(shown):,} more" if len(report.findings) > len(shown) else ""
         raise Failure("the audit log does not verify", detail=detail + more)
 
 

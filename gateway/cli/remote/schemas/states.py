@@ -6,17 +6,17 @@ converted, and if a migration or a rollback changed nothing although there was s
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
 from gateway.cli import render
+from gateway.cli.calling import Listing, Remote, as_silent_subject, as_tenant
 from gateway.cli.failure import ExitCode, Failure
-from gateway.cli.opening import as_tenant
-from gateway.cli.parameters import Waiting, gathered, json_option, subject_option, url_option
-from gateway.cli.remote.jobs import follow, progress_of, timeout_option
+from gateway.cli.parameters import EVERYTHING, gathered, json_option
+from gateway.cli.remote.jobs import Waiting, follow, progress_of, waiting_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +34,9 @@ _MEANINGS = {
     "gone": "deleted meanwhile",
 }
 _VALUE_CHARACTERS_MAX = 200
+_SCHEMAS = Listing(
+    {"state_schema": "Schema", "newest_version": "Newest version"}, empty="No state schema is registered."
+)
 _ADOPTION_COLUMNS = ("Agent", "Namespace", "Version", "Adopted", "Row")
 
 folder_option = click.option(
@@ -46,7 +49,11 @@ folder_option = click.option(
     help="Where the steps are.",
 )
 to_option = click.option(
-    "--to", "target", type=click.IntRange(1, 2**31 - 1), metavar="N", help="The version; the newest when left out."
+    "--to",
+    "target_version",
+    type=click.IntRange(1, 2**31 - 1),
+    metavar="N",
+    help="The version; the newest when left out.",
 )
 rate_option = click.option(
     "--threads-per-second", type=click.IntRange(1, 1000), default=None, metavar="N", help="At most; 50 when left out."
@@ -58,7 +65,7 @@ idle_option = click.option(
     metavar="N",
     help="Leave alone what an agent saved less long ago; 60 when left out.",
 )
-detach_option = click.option("--detach", is_flag=True, help="Start the job and do not follow it.")
+_waiting_options = waiting_options("Start the job and do not follow it.")
 
 
 @click.group("state")
@@ -77,11 +84,8 @@ def schema_group() -> None:
 @click.argument("file", type=click.File("rb"), required=False)
 @click.option("--deployment", metavar="NAME", help="The step is that of a schema which the deployment ships.")
 @click.option("--label", help="The version as people call it, such as 2.1.0.")
-@url_option
-@json_option
-def register(
-    *, schema: str, number: int, file: Any, deployment: str | None, label: str | None, url: str | None, as_json: bool
-) -> None:
+@as_tenant
+def register(*, schema: str, number: int, file: Any, deployment: str | None, label: str | None, remote: Remote) -> None:
     """Register version NUMBER of SCHEMA as FILE defines it (JSON; - reads stdin). Without a FILE it has no rules.
 
     A version never changes once it is registered; the same again does nothing.
@@ -94,45 +98,34 @@ def register(
             raise Failure("FILE is not JSON", detail=str(error), exit_code=ExitCode.USAGE) from None
         if not isinstance(definition, dict):
             raise Failure("FILE is not a JSON object", exit_code=ExitCode.USAGE)
-    given = {"deployment": deployment, "label": label}
-    definition |= {name: value for name, value in given.items() if value is not None}
-    with as_tenant(url) as connection:
-        answer = connection.call("PUT", ["state-schemas", schema, "versions", str(number)], body=definition)
-    if as_json:
-        render.emit_json(answer)
+    more = {"deployment": deployment, "label": label}
+    definition |= {name: value for name, value in more.items() if value is not None}
+    version = remote.call("PUT", ["state-schemas", schema, "versions", str(number)], body=definition)
+    if remote.as_json:
+        render.emit_json(version)
     else:
-        render.record(_described(answer))
+        render.record(_described(version))
 
 
 @schema_group.command("list")
-@url_option
-@json_option
-def list_schemas(*, url: str | None, as_json: bool) -> None:
+@as_tenant
+def list_schemas(*, remote: Remote) -> None:
     """List the tenant's state schemas."""
-    with as_tenant(url) as connection:
-        found = list(connection.pages(["state-schemas"], "state_schemas"))
-    if as_json:
-        for each in found:
-            render.emit_json(each)
-        return
-    rows = [[render.cell(each["state_schema"]), render.cell(each["newest_version"])] for each in found]
-    render.table(["Schema", "Newest version"], rows, empty="No state schema is registered.")
+    remote.print_pages(["state-schemas"], "state_schemas", EVERYTHING, _SCHEMAS)
 
 
 @schema_group.command("show")
 @click.argument("schema")
 @click.argument("number", type=click.IntRange(min=1), required=False)
-@url_option
-@json_option
-def show(*, schema: str, number: int | None, url: str | None, as_json: bool) -> None:
+@as_tenant
+def show(*, schema: str, number: int | None, remote: Remote) -> None:
     """Show the versions of SCHEMA, or the whole definition of one."""
-    with as_tenant(url) as connection:
-        versions = connection.call("GET", ["state-schemas", schema])["versions"]
+    versions = remote.call("GET", ["state-schemas", schema])["versions"]
     if number is not None:
         versions = [each for each in versions if each["state_version"] == number]
         if not versions:
             raise Failure(f"version {number} of {schema!r} is not registered", exit_code=ExitCode.NOT_FOUND)
-    if as_json:
+    if remote.as_json:
         for each in versions:
             render.emit_json(each)
     elif number is not None:
@@ -167,26 +160,18 @@ def _described(version: "Mapping[str, Any]") -> dict[str, str]:
     return {"schema": render.cell(version["state_schema"])} | dict(zip(names, _row(version), strict=True))
 
 
-def _run_job(
-    verb: str,
-    schema: str,
-    body: dict[str, Any],
-    *,
-    url: str | None,
-    waiting: Waiting,
-    as_json: bool,
-) -> None:
-    given = {name: value for name, value in body.items() if value is not None}
-    with as_tenant(url) as connection:
-        job_id = connection.call("POST", ["state-schemas", schema, verb], body=given)["job_id"]
+def _run_job(verb: str, schema: str, body: dict[str, Any], waiting: Waiting, remote: Remote) -> None:
+    sent = {name: value for name, value in body.items() if value is not None}
+    with remote.connect() as connection:
+        job_id = connection.call("POST", ["state-schemas", schema, verb], body=sent)["job_id"]
         render.say(f"Job {job_id}")
         if waiting.detach:
-            if as_json:
+            if remote.as_json:
                 render.emit_json({"job_id": job_id})
             return
-        report = follow(connection, job_id, operator=False, timeout_seconds=waiting.timeout_seconds)["migration"]
+        report = follow(remote, connection, job_id, timeout_seconds=waiting.timeout_seconds)["migration"]
         status = connection.call("GET", ["state-schemas", schema, "status"])
-    if as_json:
+    if remote.as_json:
         render.emit_json(report)
     else:
         _print_report(report)
@@ -239,81 +224,52 @@ def _failure_line(failure: "Mapping[str, Any]") -> str:
     return f"{failure['heads']:,} at {failure['step']} {failure['pointer'] or '/'}: {failure['detail']}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Migration:
+    """Where heads are brought to, and how gently; None: as the gateway does it by itself."""
+
+    target_version: int | None
+    threads_per_second: int | None
+    idle_seconds: int | None
+
+
+_migration_options = gathered("how", _Migration, to_option, rate_option, idle_option)
+
+
 @state_group.command("plan")
 @click.argument("schema")
-@to_option
-@rate_option
-@idle_option
-@detach_option
-@timeout_option
-@url_option
-@json_option
-@gathered("waiting", Waiting)
-def plan(
-    *,
-    schema: str,
-    target: int | None,
-    threads_per_second: int | None,
-    idle_seconds: int | None,
-    waiting: Waiting,
-    url: str | None,
-    as_json: bool,
-) -> None:
+@_migration_options
+@_waiting_options
+@as_tenant
+def plan(*, schema: str, how: _Migration, waiting: Waiting, remote: Remote) -> None:
     """Try on all stored state of SCHEMA what a migration would do, and change nothing.
 
     Shows how many heads would change, which cannot and why, and samples: places and types, never values.
     """
-    body = {"target_version": target, "threads_per_second": threads_per_second, "idle_seconds": idle_seconds}
-    _run_job("plan", schema, body, url=url, waiting=waiting, as_json=as_json)
+    _run_job("plan", schema, asdict(how), waiting, remote)
 
 
 @state_group.command("migrate")
 @click.argument("schema")
-@to_option
-@rate_option
-@idle_option
-@detach_option
-@timeout_option
-@url_option
-@json_option
-@gathered("waiting", Waiting)
-def migrate(
-    *,
-    schema: str,
-    target: int | None,
-    threads_per_second: int | None,
-    idle_seconds: int | None,
-    waiting: Waiting,
-    url: str | None,
-    as_json: bool,
-) -> None:
+@_migration_options
+@_waiting_options
+@as_tenant
+def migrate(*, schema: str, how: _Migration, waiting: Waiting, remote: Remote) -> None:
     """Bring the heads of SCHEMA to a version, each by a new checkpoint; a head that an agent saves meanwhile is left.
 
     Not needed for agents to go on: what is loaded is upcast anyway. Run it again to go on after an interruption.
     """
-    body = {"target_version": target, "threads_per_second": threads_per_second, "idle_seconds": idle_seconds}
-    _run_job("migrate", schema, body, url=url, waiting=waiting, as_json=as_json)
+    _run_job("migrate", schema, asdict(how), waiting, remote)
 
 
 @state_group.command("rollback")
 @click.argument("schema")
 @rate_option
-@detach_option
-@timeout_option
-@url_option
-@json_option
-@gathered("waiting", Waiting)
-def rollback(
-    *,
-    schema: str,
-    threads_per_second: int | None,
-    waiting: Waiting,
-    url: str | None,
-    as_json: bool,
-) -> None:
+@_waiting_options
+@as_tenant
+def rollback(*, schema: str, threads_per_second: int | None, waiting: Waiting, remote: Remote) -> None:
     """Undo a migration where no agent has saved since: a new checkpoint with what the migrated one was made of."""
-    body = {"threads_per_second": threads_per_second}
-    _run_job("rollback", schema, body, url=url, waiting=waiting, as_json=as_json)
+    _run_job("rollback", schema, {"threads_per_second": threads_per_second}, waiting, remote)
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,18 +288,9 @@ class _Unversioned:
 @click.option("--no-agent", is_flag=True, help="The state of programs that name no agent.")
 @click.option("--namespace", default="", help="One namespace, or the beginning of some and a star; the root's alone.")
 @click.option("--supersede", is_flag=True, help="Correct what was said before, as long as nothing was saved on top.")
-@url_option
-@json_option
+@as_tenant
 @gathered("what", _Unversioned)
-def adopt(
-    *,
-    schema: str,
-    number: int,
-    what: _Unversioned,
-    supersede: bool,
-    url: str | None,
-    as_json: bool,
-) -> None:
+def adopt(*, schema: str, number: int, what: _Unversioned, supersede: bool, remote: Remote) -> None:
     """Say that what an agent saved without a version until now is at version NUMBER of SCHEMA.
 
     It is read and migrated at versions from then on, and the agent's saves name one or are refused: deploy the release
@@ -352,27 +299,24 @@ def adopt(
     if (what.agent is None) != what.no_agent:
         raise Failure("name the agent, or say --no-agent", exit_code=ExitCode.USAGE)
     body = {"agent": what.agent, "state_version": number, "namespace": what.namespace, "supersede": supersede}
-    with as_tenant(url) as connection:
-        answer = connection.call("POST", ["state-schemas", schema, "adoptions"], body=body)
-    if as_json:
-        render.emit_json(answer)
+    adoption = remote.call("POST", ["state-schemas", schema, "adoptions"], body=body)
+    if remote.as_json:
+        render.emit_json(adoption)
     else:
-        render.record(dict(zip(_ADOPTION_COLUMNS, _adoption_row(answer), strict=True)))
+        render.record(dict(zip(_ADOPTION_COLUMNS, _adoption_row(adoption), strict=True)))
 
 
 @state_group.command("adoptions")
 @click.argument("schema")
-@url_option
-@json_option
-def adoptions(*, schema: str, url: str | None, as_json: bool) -> None:
+@as_tenant
+def adoptions(*, schema: str, remote: Remote) -> None:
     """Show which unversioned state was adopted under SCHEMA."""
-    with as_tenant(url) as connection:
-        found = connection.call("GET", ["state-schemas", schema, "adoptions"])["adoptions"]
-    if as_json:
-        for each in found:
+    adopted = remote.call("GET", ["state-schemas", schema, "adoptions"])["adoptions"]
+    if remote.as_json:
+        for each in adopted:
             render.emit_json(each)
         return
-    render.table(_ADOPTION_COLUMNS, [_adoption_row(each) for each in found], empty="Nothing was adopted.")
+    render.table(_ADOPTION_COLUMNS, [_adoption_row(each) for each in adopted], empty="Nothing was adopted.")
 
 
 def _adoption_row(adoption: "Mapping[str, Any]") -> list[str]:
@@ -386,34 +330,32 @@ def _adoption_row(adoption: "Mapping[str, Any]") -> list[str]:
     ]
 
 
-def _tell_unversioned(schema: str, found: "Mapping[str, Any]") -> None:
+def _tell_unversioned(schema: str, status: "Mapping[str, Any]") -> None:
     """Say which threads no version says anything of, and what to do."""
-    for each in found["unversioned"]:
+    for each in status["unversioned"]:
         agent = "no agent" if each["agent"] is None else f"agent {render.cell(each['agent'])}"
         render.say(f"{each['threads']:,} threads of {agent} were saved without a version, and nobody adopted them.")
-    if found["unversioned"]:
+    if status["unversioned"]:
         render.say(f"If they are state of {schema}: stateroom state adopt {schema} VERSION --agent NAME")
 
 
 @state_group.command("status")
 @click.argument("schema")
-@url_option
-@json_option
-def status(*, schema: str, url: str | None, as_json: bool) -> None:
+@as_tenant
+def show_status(*, schema: str, remote: Remote) -> None:
     """Show at which versions the heads of SCHEMA are, and how far its jobs are."""
-    with as_tenant(url) as connection:
-        found = connection.call("GET", ["state-schemas", schema, "status"])
-    if as_json:
-        render.emit_json(found)
+    status = remote.call("GET", ["state-schemas", schema, "status"])
+    if remote.as_json:
+        render.emit_json(status)
         return
-    rows = [[render.cell(each["state_version"]), f"{each['heads']:,}"] for each in found["heads"]]
+    rows = [[render.cell(each["state_version"]), f"{each['heads']:,}"] for each in status["heads"]]
     render.table(["Version", "Heads"], rows, empty=f"Nothing is saved under {schema!r}.")
-    for job in found["jobs"]:
+    for job in status["jobs"]:
         to = f" to version {job['target']['state_version']}"
         error = f": {job['error']}" if job["error"] else ""
         when = render.moment(job["updated_at"])
         render.line(f"{job['kind']}{to}: {job['state']}, {progress_of(job)} ({when}, {job['job_id']}){error}")
-    _tell_unversioned(schema, found)
+    _tell_unversioned(schema, status)
 
 
 @state_group.command("new-version")
@@ -421,11 +363,8 @@ def status(*, schema: str, url: str | None, as_json: bool) -> None:
 @folder_option
 @click.option("--declared", is_flag=True, help="A step to register over the API, instead of one in Python.")
 @click.option("--from-thread", "threads", multiple=True, metavar="THREAD_ID", help="Record the state of this thread.")
-@subject_option
-@url_option
-def new_version(
-    *, schema: str, folder: Path, declared: bool, threads: tuple[str, ...], subject: str | None, url: str | None
-) -> None:
+@as_silent_subject
+def new_version(*, schema: str, folder: Path, declared: bool, threads: tuple[str, ...], remote: Remote) -> None:
     """Make the next step of SCHEMA, to be written, with recorded states to test it on.
 
     Without --from-thread it begins with what the step before makes of its own recorded states.
@@ -434,12 +373,10 @@ def new_version(
 
     recorded = []
     if threads:
-        with as_tenant(url, subject) as connection:
+        with remote.connect() as connection:
             for thread_id in threads:
-                answer = connection.call(
-                    "GET", ["threads", thread_id, "checkpoints", "latest"], query={"view": "state"}
-                )
-                recorded.append(steps.case_of_checkpoint(answer))
+                latest = ["threads", thread_id, "checkpoints", "latest"]
+                recorded.append(steps.case_of_checkpoint(connection.call("GET", latest, query={"view": "state"})))
     for path in steps.scaffold(folder, schema, declared=declared, recorded=recorded):
         render.line(str(path))
     if threads:
@@ -463,24 +400,23 @@ def test(*, schema: str | None, folder: Path, accept: bool, as_json: bool) -> No
     from gateway.cli.remote.schemas import steps
     from migrations.state.checking import check_chain
 
-    found = steps.read_folder(folder, schema)
+    schemas = steps.read_folder(folder, schema)
     count = cases = 0
     findings: list[tuple[str, Finding]] = []
-    for each in found:
+    for each in schemas:
         if accept:
             for path in each.accept():
                 render.say(f"recorded {path}")
         recorded = each.cases()
         count += len(each.chain.steps)
         cases += sum(map(len, recorded.values()))
-        found_here = check_chain(each.chain, recorded) + each.misfits(recorded)
-        findings += [(each.name, finding) for finding in found_here]
+        findings += [(each.name, finding) for finding in check_chain(each.chain, recorded) + each.misfits(recorded)]
     for name, finding in findings:
         if as_json:
             render.emit_json({"schema": name, "step": finding.step, "case": finding.case, "why": finding.why})
         else:
             _print_finding(name, finding)
-    render.say(f"{count} steps of {len(found)} schemas, {cases} recorded states: {len(findings)} findings.")
+    render.say(f"{count} steps of {len(schemas)} schemas, {cases} recorded states: {len(findings)} findings.")
     if findings:
         raise Failure(
             "steps do not keep what they promise",

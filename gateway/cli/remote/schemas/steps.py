@@ -180,7 +180,7 @@ def read_folder(folder: Path, only: str | None = None) -> list[SchemaFolder]:
     """The schemas in a folder.
 
     Args:
-        folder: Where they are.
+        folder: The folder of schemas.
         only: One of them.
 
     Raises:
@@ -275,21 +275,23 @@ def scaffold(folder: Path, schema: str, *, declared: bool, recorded: list[Record
             exit_code=ExitCode.USAGE,
         )
     (folder / schema).mkdir(parents=True, exist_ok=True)
-    (found,) = read_folder(folder, schema)
-    source, target = found.newest, found.newest + 1
-    previous = read_recorded(found.recorded_path(found.chain.steps[-1].name)).cases if found.chain.steps else []
+    (existing,) = read_folder(folder, schema)
+    source, target = existing.newest, existing.newest + 1
+    previous = (
+        read_recorded(existing.recorded_path(existing.chain.steps[-1].name)).cases if existing.chain.steps else []
+    )
     cases = recorded or [RecordedCase(each.name, each.after) for each in previous if each.after is not None]
     if declared:
-        step = found.path / f"v{target}.json"
+        step = existing.path / f"v{target}.json"
         operations = [{"op": "rename", "from": "/old_name", "to": "/new_name"}]
         back = [{"op": "rename", "from": "/new_name", "to": "/old_name"}]
         text = json.dumps({"label": f"{target}.0.0", "up": operations, "down": back}, indent=2) + "\n"
     else:
-        step = found.path / f"v{source}_to_v{target}.py"
+        step = existing.path / f"v{source}_to_v{target}.py"
         text = _PYTHON_STEP.format(schema=schema, source=source, target=target)
-    states = found.recorded_path(f"v{source}_to_v{target}")
+    states = existing.recorded_path(f"v{source}_to_v{target}")
     made = [step, states]
-    first = found.path / "v1.json"
+    first = existing.path / "v1.json"
     if declared and source == 1 and not first.exists():
         first.write_text(json.dumps({"label": "1.0.0"}, indent=2) + "\n", encoding="utf-8")
         made.insert(0, first)
@@ -320,20 +322,20 @@ def _raw(value: Any) -> Raw:
     return Raw(msgspec.json.encode(value))
 
 
-def _case(path: Path, index: int, given: RecordedCase) -> Case:
+def _case(path: Path, index: int, recorded: RecordedCase) -> Case:
     where = f"/cases/{index}"
     return Case(
-        given.name,
-        _state(path, given.before, f"{where}/before"),
-        _state(path, given.after or {}, f"{where}/after"),
-        None if given.back is None else _state(path, given.back, f"{where}/back"),
+        recorded.name,
+        _state(path, recorded.before, f"{where}/before"),
+        _state(path, recorded.after or {}, f"{where}/after"),
+        None if recorded.back is None else _state(path, recorded.back, f"{where}/back"),
         tuple(
             RecordedWrite(
                 each.channel,
                 _encoded(path, each.value, f"{where}/writes/{place}/value"),
                 None if each.becomes is None else _state(path, each.becomes, f"{where}/writes/{place}/becomes"),
             )
-            for place, each in enumerate(given.writes)
+            for place, each in enumerate(recorded.writes)
         ),
     )
 

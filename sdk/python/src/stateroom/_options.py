@@ -7,17 +7,17 @@ checkers refuse an option that does not exist, and this module refuses it at run
 from collections.abc import Iterable
 
 
-def refuse_unknown(function: str, given: Iterable[str], known: type) -> None:
+def refuse_unknown(function: str, names: Iterable[str], options: type) -> None:
     """Refuse an option that does not exist.
 
     Args:
         function: Name of the function that was called.
-        given: Names of its options.
-        known: The ``TypedDict`` of what it takes, none of which is required.
+        names: Names of its options.
+        options: The ``TypedDict`` of what it takes, none of which is required.
 
     Raises:
         TypeError: There is no such option.
     """
-    for name in given:
-        if name not in known.__optional_keys__:  # type: ignore[attr-defined]
+    for name in names:
+        if name not in options.__optional_keys__:  # type: ignore[attr-defined]
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")

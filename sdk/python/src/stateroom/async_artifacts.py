@@ -19,7 +19,6 @@ from stateroom._artifacts.sources import PartialFile, Writable, write_all
 from stateroom._artifacts.transfers import Progress, Reception, UploadPlan
 from stateroom._io.on_loop import AsyncInFlight, AsyncSource, AsyncSourceReader, in_blocks, open_async_source
 from stateroom._options import refuse_unknown
-from stateroom._protocol import calls
 from stateroom._protocol.core import Pinned
 from stateroom.errors import DigestMismatch, StateroomError, UploadNotFound
 from stateroom.types import Artifact, ArtifactDescription, Disposition, SignedUrl, Upload
@@ -198,17 +197,17 @@ class AsyncArtifacts:
             OSError: The target cannot be written.
         """
         pinned = self._client.pin()
-        known = await self._client.drive(requests.fetched(artifact), pinned)
+        described = await self._client.drive(requests.fetched(artifact), pinned)
         if isinstance(target, (str, os.PathLike)):
-            await self._download_to_path(known, target, progress, pinned, resume=resume)
-            return known
-        reception = Reception(known, progress=progress)
+            await self._download_to_path(described, target, progress, pinned, resume=resume)
+            return described
+        reception = Reception(described, progress=progress)
         if target is not None:
             file = target
             async with in_blocks(lambda piece: write_all(file, piece)) as write:
                 await self._client.receive(reception, write, pinned)
             reception.verify()
-            return known
+            return described
         return await receive_whole(self._client, reception, pinned)
 
     async def _download_to_path(
@@ -268,22 +267,7 @@ class AsyncArtifacts:
             name: Only versions of this name.
             limit: At most so many.
         """
-        return self._list(self._client.pin(), thread_id, name, limit)
-
-    async def _list(
-        self, pinned: Pinned, thread_id: str, name: str | None, limit: int | None
-    ) -> AsyncIterator[Artifact]:
-        cursor: str | None = None
-        left = limit
-        while left is None or left > 0:
-            size = calls.PAGE_DEFAULT if left is None else min(left, calls.PAGE_MAX)
-            page = await self._client.drive(requests.list_page(thread_id, name, size, cursor), pinned)
-            for found in page.artifacts[:left]:
-                yield found
-            left = None if left is None else left - len(page.artifacts)
-            cursor = page.next_cursor
-            if cursor is None:
-                return
+        return self._client.items(lambda size, cursor: requests.list_page(thread_id, name, size, cursor), limit)
 
     async def delete(self, artifact: Artifact | str) -> bool:
         """Delete an artifact.

@@ -19,9 +19,10 @@ from stateroom._io.transport import NoAnswer
 from stateroom._options import refuse_unknown
 from stateroom._protocol import calls
 from stateroom._protocol.core import Answer, Attempts, Call, Endpoint, Pinned, Steps, Timeouts
+from stateroom._protocol.wire import Page
 from stateroom._remembered.pieces import PieceCache
 from stateroom._threads.intents import intent_of
-from stateroom._threads.steps import ThreadSteps
+from stateroom._threads.steps import ThreadOptions, ThreadSteps
 from stateroom.async_artifacts import AsyncArtifacts
 from stateroom.errors import GatewayUnavailable, ThreadNotFound
 from stateroom.schema import StateVersion
@@ -390,26 +391,30 @@ class AsyncClient:
             tier: ``hot`` or ``archive``.
             limit: At most so many.
         """
-        return self._threads(self.pin(), limit, status=status, agent=agent, tier=tier)
+        return self.items(
+            lambda size, cursor: calls.list_threads(size, cursor, status=status, agent=agent, tier=tier), limit
+        )
 
-    async def _threads(
-        self,
-        pinned: Pinned,
-        limit: int | None,
-        *,
-        status: Status | None,
-        agent: str | None,
-        tier: str | None,
-    ) -> AsyncIterator[ThreadInfo]:
+    def items(self, page_of: Callable[[int, str | None], Steps[Page[R]]], limit: int | None) -> AsyncIterator[R]:
+        """The items of a list, page by page. The subject is decided here, not at each page.
+
+        Args:
+            page_of: The steps to a page of so many items at most, from a cursor on.
+            limit: At most so many.
+        """
+        return self._items(self.pin(), page_of, limit)
+
+    async def _items(
+        self, pinned: Pinned, page_of: Callable[[int, str | None], Steps[Page[R]]], limit: int | None
+    ) -> AsyncIterator[R]:
         cursor: str | None = None
         left = limit
         while left is None or left > 0:
             size = calls.PAGE_DEFAULT if left is None else min(left, calls.PAGE_MAX)
-            steps = calls.list_threads(size, cursor, status=status, agent=agent, tier=tier)
-            page = await self.drive(steps, pinned)
-            for found in page.threads[:left]:
-                yield found
-            left = None if left is None else left - len(page.threads)
+            page = await self.drive(page_of(size, cursor), pinned)
+            for item in page.items[:left]:
+                yield item
+            left = None if left is None else left - len(page.items)
             cursor = page.next_cursor
             if cursor is None:
                 return
@@ -433,22 +438,7 @@ class AsyncClient:
             selection: The checkpoints to list.
             limit: At most so many.
         """
-        return self._infos(self.pin(), selection, limit)
-
-    async def _infos(
-        self, pinned: Pinned, selection: calls.Selection, limit: int | None
-    ) -> AsyncIterator[CheckpointInfo]:
-        cursor: str | None = None
-        left = limit
-        while left is None or left > 0:
-            size = calls.PAGE_DEFAULT if left is None else min(left, calls.PAGE_MAX)
-            page = await self.drive(calls.list_infos(selection, size, cursor), pinned)
-            for found in page.checkpoints[:left]:
-                yield found
-            left = None if left is None else left - len(page.checkpoints)
-            cursor = page.next_cursor
-            if cursor is None:
-                return
+        return self.items(lambda size, cursor: calls.list_infos(selection, size, cursor), limit)
 
     async def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> RemovalReceipt:
         """Remove old checkpoints of threads.
@@ -475,26 +465,8 @@ class AsyncClient:
 class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
     """One thread, and the head this object last saw of it. Not to be shared between threads of execution."""
 
-    def __init__(
-        self,
-        client: AsyncClient,
-        thread_id: str,
-        *,
-        agent: str | None,
-        state_type: Any,
-        namespace: str,
-        state_version: StateVersion | None,
-        strict: bool,
-    ) -> None:
-        super().__init__(
-            thread_id,
-            agent=agent,
-            state_type=state_type,
-            namespace=namespace,
-            state_version=state_version,
-            strict=strict,
-            pieces=client.pieces,
-        )
+    def __init__(self, client: AsyncClient, thread_id: str, **options: Unpack[ThreadOptions]) -> None:
+        super().__init__(thread_id, client.pieces, options)
         self._client = client
 
     async def load(self, *, resolve_artifacts: bool = False) -> Head[StateT] | None:
@@ -708,15 +680,7 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
         Raises:
             CheckpointNotFound: There is no such checkpoint.
         """
-        forked: AsyncThread[StateT] = AsyncThread(
-            self._client,
-            self.thread_id,
-            agent=self.agent,
-            state_type=self._state_type,
-            namespace=self.namespace,
-            state_version=self.state_version,
-            strict=self._strict,
-        )
+        forked: AsyncThread[StateT] = AsyncThread(self._client, self.thread_id, **self._options())
         pinned = self._client.pin()
         await self._client.drive(forked._fork_from(pinned, checkpoint_id), pinned)
         return forked

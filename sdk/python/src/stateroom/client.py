@@ -19,9 +19,10 @@ from stateroom._io.transport import NoAnswer
 from stateroom._options import refuse_unknown
 from stateroom._protocol import calls
 from stateroom._protocol.core import Answer, Attempts, Call, Endpoint, Pinned, Steps, Timeouts
+from stateroom._protocol.wire import Page
 from stateroom._remembered.pieces import PieceCache
 from stateroom._threads.intents import intent_of
-from stateroom._threads.steps import ThreadSteps
+from stateroom._threads.steps import ThreadOptions, ThreadSteps
 from stateroom.artifacts import Artifacts
 from stateroom.errors import GatewayUnavailable, ThreadNotFound
 from stateroom.schema import StateVersion
@@ -388,25 +389,29 @@ class Client:
             tier: ``hot`` or ``archive``.
             limit: At most so many.
         """
-        return self._threads(self.pin(), limit, status=status, agent=agent, tier=tier)
+        return self.items(
+            lambda size, cursor: calls.list_threads(size, cursor, status=status, agent=agent, tier=tier), limit
+        )
 
-    def _threads(
-        self,
-        pinned: Pinned,
-        limit: int | None,
-        *,
-        status: Status | None,
-        agent: str | None,
-        tier: str | None,
-    ) -> Iterator[ThreadInfo]:
+    def items(self, page_of: Callable[[int, str | None], Steps[Page[R]]], limit: int | None) -> Iterator[R]:
+        """The items of a list, page by page. The subject is decided here, not at each page.
+
+        Args:
+            page_of: The steps to a page of so many items at most, from a cursor on.
+            limit: At most so many.
+        """
+        return self._items(self.pin(), page_of, limit)
+
+    def _items(
+        self, pinned: Pinned, page_of: Callable[[int, str | None], Steps[Page[R]]], limit: int | None
+    ) -> Iterator[R]:
         cursor: str | None = None
         left = limit
         while left is None or left > 0:
             size = calls.PAGE_DEFAULT if left is None else min(left, calls.PAGE_MAX)
-            steps = calls.list_threads(size, cursor, status=status, agent=agent, tier=tier)
-            page = self.drive(steps, pinned)
-            yield from page.threads[:left]
-            left = None if left is None else left - len(page.threads)
+            page = self.drive(page_of(size, cursor), pinned)
+            yield from page.items[:left]
+            left = None if left is None else left - len(page.items)
             cursor = page.next_cursor
             if cursor is None:
                 return
@@ -430,19 +435,7 @@ class Client:
             selection: The checkpoints to list.
             limit: At most so many.
         """
-        return self._infos(self.pin(), selection, limit)
-
-    def _infos(self, pinned: Pinned, selection: calls.Selection, limit: int | None) -> Iterator[CheckpointInfo]:
-        cursor: str | None = None
-        left = limit
-        while left is None or left > 0:
-            size = calls.PAGE_DEFAULT if left is None else min(left, calls.PAGE_MAX)
-            page = self.drive(calls.list_infos(selection, size, cursor), pinned)
-            yield from page.checkpoints[:left]
-            left = None if left is None else left - len(page.checkpoints)
-            cursor = page.next_cursor
-            if cursor is None:
-                return
+        return self.items(lambda size, cursor: calls.list_infos(selection, size, cursor), limit)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> RemovalReceipt:
         """Remove old checkpoints of threads.
@@ -469,26 +462,8 @@ class Client:
 class Thread(ThreadSteps[StateT], Generic[StateT]):
     """One thread, and the head this object last saw of it. Not to be shared between threads of execution."""
 
-    def __init__(
-        self,
-        client: Client,
-        thread_id: str,
-        *,
-        agent: str | None,
-        state_type: Any,
-        namespace: str,
-        state_version: StateVersion | None,
-        strict: bool,
-    ) -> None:
-        super().__init__(
-            thread_id,
-            agent=agent,
-            state_type=state_type,
-            namespace=namespace,
-            state_version=state_version,
-            strict=strict,
-            pieces=client.pieces,
-        )
+    def __init__(self, client: Client, thread_id: str, **options: Unpack[ThreadOptions]) -> None:
+        super().__init__(thread_id, client.pieces, options)
         self._client = client
 
     def load(self, *, resolve_artifacts: bool = False) -> Head[StateT] | None:
@@ -696,15 +671,7 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
         Raises:
             CheckpointNotFound: There is no such checkpoint.
         """
-        forked: Thread[StateT] = Thread(
-            self._client,
-            self.thread_id,
-            agent=self.agent,
-            state_type=self._state_type,
-            namespace=self.namespace,
-            state_version=self.state_version,
-            strict=self._strict,
-        )
+        forked: Thread[StateT] = Thread(self._client, self.thread_id, **self._options())
         pinned = self._client.pin()
         self._client.drive(forked._fork_from(pinned, checkpoint_id), pinned)
         return forked

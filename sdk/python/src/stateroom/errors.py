@@ -5,6 +5,7 @@ class. It promises that no exception carries state, a credential or a request bo
 ``detail`` text stays the same between releases. Catch classes or compare ``code``, never texts.
 """
 
+import re
 from typing import Any, TypedDict, Unpack
 
 import msgspec
@@ -60,6 +61,10 @@ class ErrorMembers(TypedDict, total=False):
     progress: float | None
 
 
+_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_BY_NAME: dict[str, type["StateroomError"]] = {}
+
+
 class StateroomError(Exception):
     """Base of everything this package raises about the gateway.
 
@@ -91,6 +96,12 @@ class StateroomError(Exception):
     retry_after_seconds: float | None = None
     state: str | None = None
     progress: float | None = None
+
+    def __init_subclass__(cls) -> None:
+        """Take the code of a class from its name: ``HeadMoved`` is what the gateway calls ``head-moved``."""
+        if cls.__module__ == __name__:  # a caller's own subclass stands for no problem of the gateway
+            cls.default_code = vars(cls).get("default_code") or _CAPITAL.sub("-", cls.__name__).lower()
+            _BY_NAME[cls.default_code] = cls
 
     def __init__(self, detail: str = "", **members: Unpack[ErrorMembers]) -> None:
         refuse_unknown(type(self).__name__, members, ErrorMembers)
@@ -126,8 +137,6 @@ def _place(fault: Fault) -> str:
 class NotConfigured(StateroomError):
     """The client lacks its URL or API key, or one of them cannot be used."""
 
-    default_code = "not-configured"
-
 
 class GatewayUnavailable(StateroomError):
     """No usable answer within the time budget, or the gateway says that it cannot serve now.
@@ -136,37 +145,25 @@ class GatewayUnavailable(StateroomError):
     sent; sending the same save again is safe.
     """
 
-    default_code = "gateway-unavailable"
-
 
 class CommitUnknown(GatewayUnavailable):
     """The gateway lost the answer to its COMMIT; the same save may be sent again."""
-
-    default_code = "commit-unknown"
 
 
 class KeyUnavailable(StateroomError):
     """The tenant's key cannot be reached now, so nothing can be sealed or opened."""
 
-    default_code = "key-unavailable"
-
 
 class KeyDestroyed(StateroomError):
     """The subject was shredded; its state can never be opened again."""
-
-    default_code = "key-destroyed"
 
 
 class IntegrityFailure(StateroomError):
     """Stored state failed authentication: it was damaged or tampered with, and was not returned."""
 
-    default_code = "integrity-failure"
-
 
 class RollbackDetected(IntegrityFailure):
     """The thread is older than what this client has seen of it, or another one under its name."""
-
-    default_code = "rollback-detected"
 
 
 class InternalError(StateroomError):
@@ -178,91 +175,61 @@ class InternalError(StateroomError):
 class Unauthenticated(StateroomError):
     """The API key is missing, malformed, unknown, expired or revoked."""
 
-    default_code = "unauthenticated"
-
 
 class PermissionDenied(StateroomError):
     """The credential lacks the permission."""
-
-    default_code = "permission-denied"
 
 
 class SubjectMismatch(PermissionDenied):
     """The credential is bound to another subject than the one named."""
 
-    default_code = "subject-mismatch"
-
 
 class SubjectRequired(StateroomError):
     """Nobody said for which subject to act; raised before a request is sent whenever the client can tell."""
-
-    default_code = "subject-required"
 
 
 class NotFound(StateroomError):
     """There is no such thing in this scope."""
 
-    default_code = "not-found"
-
 
 class ThreadNotFound(NotFound):
     """The subject has no such thread."""
-
-    default_code = "thread-not-found"
 
 
 class CheckpointNotFound(NotFound):
     """The thread's namespace has no such checkpoint."""
 
-    default_code = "checkpoint-not-found"
-
 
 class ArtifactNotFound(NotFound):
     """The subject has no such artifact."""
-
-    default_code = "artifact-not-found"
 
 
 class StateSchemaNotFound(NotFound):
     """The tenant has no state schema of this name."""
 
-    default_code = "state-schema-not-found"
-
 
 class UploadNotFound(NotFound):
     """There is no such upload, or no more: it was completed, given up, or nothing arrived for too long."""
-
-    default_code = "upload-not-found"
 
 
 class Conflict(StateroomError):
     """The request contradicts what is stored."""
 
-    default_code = "conflict"
-
 
 class HeadMoved(Conflict):
     """Somebody else saved first; ``head_id`` is the head now. Load, apply the change again, save."""
-
-    default_code = "head-moved"
 
 
 class CheckpointExists(Conflict):
     """A checkpoint with this id and other content is stored; checkpoints are write-once."""
 
-    default_code = "checkpoint-exists"
-
 
 class ThreadExists(Conflict):
     """The target thread of a copy exists."""
 
-    default_code = "thread-exists"
-
 
 class OnceKeyReused(Conflict):
     """A once-call of this name finished with other arguments; its result was not returned, and nothing was called."""
-
-    default_code = "once-key-reused"
 
 
 class ThreadArchived(Conflict):
@@ -271,79 +238,53 @@ class ThreadArchived(Conflict):
     ``thread.restore()`` asks for the thaw; ``state``, ``progress`` and ``retry_after_seconds`` say how far it is.
     """
 
-    default_code = "thread-archived"
-
 
 class RestoreNeeded(Conflict):
     """The thread's archive is too large to be read where it is: ``thread.restore()``, then read."""
-
-    default_code = "restore-needed"
 
 
 class ArchiveUnavailable(Conflict):
     """The deployment has no archive."""
 
-    default_code = "archive-unavailable"
-
 
 class LegalHold(Conflict):
     """A legal hold keeps the thread, its agent or the tenant: nothing is removed before it is lifted."""
-
-    default_code = "legal-hold"
 
 
 class ChannelUnchangedUnknown(Conflict):
     """A channel was sent without data, but the parent does not hold that version of it."""
 
-    default_code = "channel-unchanged-unknown"
-
 
 class PieceUnknown(Conflict):
     """A save refers to a large part of a value that the gateway does not have any more; the saver sends it again."""
-
-    default_code = "piece-unknown"
 
 
 class DeltaChainNeeded(Conflict):
     """What was to be removed is needed to rebuild a surviving checkpoint's delta channels."""
 
-    default_code = "delta-chain-needed"
-
 
 class WritesPending(Conflict):
     """Tasks have written to the head, and no checkpoint has taken up what they wrote; compact after the next save."""
-
-    default_code = "writes-pending"
 
 
 class IdempotencyInFlight(Conflict):
     """The same save is still being worked on."""
 
-    default_code = "idempotency-in-flight"
-
 
 class ArtifactReferenced(Conflict):
     """A stored state still refers to the artifact."""
-
-    default_code = "artifact-referenced"
 
 
 class ArtifactShared(Conflict):
     """The artifact opens only with a client-held share, which no URL can carry."""
 
-    default_code = "artifact-shared"
-
 
 class UploadIncomplete(Conflict):
     """Parts of the upload are missing."""
 
-    default_code = "upload-incomplete"
-
 
 class DigestMismatch(StateroomError):
     """The bytes are not those that the digest was made of: damaged on the way, or changed meanwhile."""
-
-    default_code = "digest-mismatch"
 
 
 class StateTooNew(Conflict):
@@ -353,31 +294,21 @@ class StateTooNew(Conflict):
     step a way back. A save: nobody registered the state's schema at this version.
     """
 
-    default_code = "state-too-new"
-
 
 class StateSchemaMismatch(Conflict):
     """The state was saved under another schema than the one that this program names."""
-
-    default_code = "state-schema-mismatch"
 
 
 class StateVersionRequired(StateroomError):
     """Unversioned state of this agent was adopted at a version; what is saved since has to name one."""
 
-    default_code = "state-version-required"
-
 
 class StateUpcastFailed(StateroomError):
     """A step between two versions cannot be applied to the state; what is stored is untouched."""
 
-    default_code = "state-upcast-failed"
-
 
 class StateSchemaExists(Conflict):
     """The version is registered with another definition; register the next one."""
-
-    default_code = "state-schema-exists"
 
 
 class PreconditionRequired(StateroomError):
@@ -386,149 +317,64 @@ class PreconditionRequired(StateroomError):
     Then the save names the head it follows (``If-Match``).
     """
 
-    default_code = "precondition-required"
-
 
 class InvalidRequest(StateroomError):
     """The request is not understood; ``errors`` says where."""
-
-    default_code = "invalid-request"
 
 
 class ParentUnknown(InvalidRequest):
     """The checkpoint that a save continues is not in its thread and namespace (any more)."""
 
-    default_code = "parent-unknown"
-
 
 class ArtifactUnknown(InvalidRequest):
     """A state points to an artifact that its subject does not have; ``errors`` says where."""
-
-    default_code = "artifact-unknown"
 
 
 class RangeNotSatisfiable(InvalidRequest):
     """An artifact is shorter than the range asked for."""
 
-    default_code = "range-not-satisfiable"
-
 
 class LimitExceeded(StateroomError):
     """A named limit was exceeded; see ``limit``."""
-
-    default_code = "limit-exceeded"
 
 
 class BodyTooLarge(LimitExceeded):
     """The request body is larger than the gateway accepts."""
 
-    default_code = "body-too-large"
-
 
 class StateTooLarge(LimitExceeded):
     """The state does not fit one answer. The LangGraph saver fetches such states in parts."""
-
-    default_code = "state-too-large"
 
 
 class QuotaExceeded(LimitExceeded):
     """The tenant has no room for so many bytes."""
 
-    default_code = "quota-exceeded"
-
 
 class Busy(StateroomError):
     """Too much at once; the client already waited and tried again."""
-
-    default_code = "busy"
 
 
 class TenantBusy(Busy):
     """The tenant has as many requests in flight as it may have."""
 
-    default_code = "tenant-busy"
-
 
 class ThreadBusy(Busy):
     """One thread has as many requests in flight as it may have."""
-
-    default_code = "thread-busy"
 
 
 class ClientShareRequired(InvalidRequest):
     """The thread was made with a client-held share, and none was sent."""
 
-    default_code = "client-share-required"
-
 
 class ClientShareWrong(PermissionDenied):
     """The thread was made with another client-held share. If that one is lost, so is what the thread holds."""
-
-    default_code = "client-share-wrong"
 
 
 class ClientShareUnexpected(Conflict):
     """The thread was made without a client-held share, and cannot be given one."""
 
-    default_code = "client-share-unexpected"
 
-
-_BY_CODE: dict[str, type[StateroomError]] = {
-    kind.default_code: kind
-    for kind in (
-        CommitUnknown,
-        KeyUnavailable,
-        KeyDestroyed,
-        IntegrityFailure,
-        RollbackDetected,
-        InternalError,
-        Unauthenticated,
-        PermissionDenied,
-        SubjectMismatch,
-        SubjectRequired,
-        NotFound,
-        ThreadNotFound,
-        CheckpointNotFound,
-        ArtifactNotFound,
-        UploadNotFound,
-        HeadMoved,
-        CheckpointExists,
-        ThreadExists,
-        ThreadArchived,
-        RestoreNeeded,
-        ArchiveUnavailable,
-        LegalHold,
-        ChannelUnchangedUnknown,
-        DeltaChainNeeded,
-        WritesPending,
-        PieceUnknown,
-        StateTooLarge,
-        IdempotencyInFlight,
-        StateTooNew,
-        StateSchemaMismatch,
-        StateUpcastFailed,
-        StateVersionRequired,
-        StateSchemaNotFound,
-        StateSchemaExists,
-        ArtifactReferenced,
-        ArtifactShared,
-        UploadIncomplete,
-        DigestMismatch,
-        PreconditionRequired,
-        InvalidRequest,
-        ArtifactUnknown,
-        ParentUnknown,
-        RangeNotSatisfiable,
-        LimitExceeded,
-        BodyTooLarge,
-        QuotaExceeded,
-        TenantBusy,
-        ThreadBusy,
-        ClientShareRequired,
-        ClientShareWrong,
-        ClientShareUnexpected,
-    )
-} | {
+_BY_CODE: dict[str, type[StateroomError]] = _BY_NAME | {
     "overloaded": GatewayUnavailable,
     "database-unavailable": GatewayUnavailable,
     "draining": GatewayUnavailable,

@@ -9,7 +9,7 @@ import copy
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from secrets import randbelow
 from types import TracebackType
-from typing import Any, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 import httpx2
 import msgspec
@@ -77,9 +77,21 @@ from stateroom.types import CopyReceipt, RemovalReceipt, Status
 
 _FORKING_SOURCES = frozenset({"fork", "update"})
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 __all__ = ["SKELETON", "SaverOptions", "StateroomSaver"]
+
+
+def _thawing(
+    steps: Callable[Concatenate["StateroomSaver", RunnableConfig, P], Steps[R]],
+) -> Callable[Concatenate["StateroomSaver", RunnableConfig, P], Steps[R]]:
+    """Steps on the thread of a config, which is restored first if it has to be thawed and the saver may wait."""
+
+    def thawed(self: "StateroomSaver", config: RunnableConfig, /, *args: P.args, **kwargs: P.kwargs) -> Steps[R]:
+        return self._restoring(Place.of(config).thread_id, lambda: steps(self, config, *args, **kwargs))
+
+    return thawed
 
 
 class SaverOptions(TypedDict, total=False):
@@ -247,17 +259,24 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         """As a shallow copy: it shares connections, which cannot be copied."""
         return copy.copy(self)
 
+    def _drive(self, steps: Steps[R], pinned: Pinned | None = None) -> R:
+        return self._connections.blocking().drive(steps, pinned)
+
+    async def _adrive(self, steps: Steps[R], pinned: Pinned | None = None) -> R:
+        client = await self._connections.on_loop()
+        return await client.drive(steps, pinned)
+
     # Reading
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The addressed checkpoint, or the newest of its namespace; ``None`` when there is none."""
         pinned = pin(self._endpoint, config)
-        return self._connections.blocking().drive(self._get(config, pinned), pinned)
+        return self._drive(self._get(config, pinned), pinned)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The addressed checkpoint, or the newest of its namespace; ``None`` when there is none."""
         pinned = pin(self._endpoint, config)
-        return await (await self._connections.on_loop()).drive(self._get(config, pinned), pinned)
+        return await self._adrive(self._get(config, pinned), pinned)
 
     def list(
         self,
@@ -283,8 +302,8 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         def pages() -> Iterator[CheckpointTuple]:
             while listing.wants_more:
                 page = client.drive(self._page(listing), pinned)
-                for found in listing.take(page):
-                    yield client.drive(self._completed(found, pinned), pinned)
+                for checkpoint in listing.take(page):
+                    yield client.drive(self._completed(checkpoint, pinned), pinned)
 
         return pages()
 
@@ -304,8 +323,8 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             client = await self._connections.on_loop()
             while listing.wants_more:
                 page = await client.drive(self._page(listing), pinned)
-                for found in listing.take(page):
-                    yield await client.drive(self._completed(found, pinned), pinned)
+                for checkpoint in listing.take(page):
+                    yield await client.drive(self._completed(checkpoint, pinned), pinned)
 
         return pages()
 
@@ -321,14 +340,14 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             channels: The channels; none, no request.
         """
         pinned = pin(self._endpoint, config)
-        return self._connections.blocking().drive(self._delta_history(config, channels, pinned), pinned)
+        return self._drive(self._delta_history(config, channels, pinned), pinned)
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """What ancestors wrote to channels; arguments as for ``get_delta_channel_history``."""
         pinned = pin(self._endpoint, config)
-        return await (await self._connections.on_loop()).drive(self._delta_history(config, channels, pinned), pinned)
+        return await self._adrive(self._delta_history(config, channels, pinned), pinned)
 
     # Writing
 
@@ -348,7 +367,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             new_versions: The channels that changed since the parent.
         """
         pinned = pin(self._endpoint, config)
-        return self._connections.blocking().drive(self._put(config, checkpoint, metadata, new_versions, pinned), pinned)
+        return self._drive(self._put(config, checkpoint, metadata, new_versions, pinned), pinned)
 
     async def aput(
         self,
@@ -359,8 +378,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
     ) -> RunnableConfig:
         """Store a checkpoint; arguments as for ``put``."""
         pinned = pin(self._endpoint, config)
-        client = await self._connections.on_loop()
-        return await client.drive(self._put(config, checkpoint, metadata, new_versions, pinned), pinned)
+        return await self._adrive(self._put(config, checkpoint, metadata, new_versions, pinned), pinned)
 
     def put_writes(
         self,
@@ -378,7 +396,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             task_path: Where the task stands in the graph.
         """
         pinned = pin(self._endpoint, config)
-        self._connections.blocking().drive(self._put_writes(config, writes, task_id, task_path, pinned), pinned)
+        self._drive(self._put_writes(config, writes, task_id, task_path, pinned), pinned)
 
     async def aput_writes(
         self,
@@ -389,8 +407,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
     ) -> None:
         """Store a task's pending writes; arguments as for ``put_writes``."""
         pinned = pin(self._endpoint, config)
-        client = await self._connections.on_loop()
-        await client.drive(self._put_writes(config, writes, task_id, task_path, pinned), pinned)
+        await self._adrive(self._put_writes(config, writes, task_id, task_path, pinned), pinned)
 
     def compact(
         self, config: RunnableConfig, channel: str, *, keep_last: int, summary: Sequence[Any] = ()
@@ -417,25 +434,24 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             InvalidRequest: The channel is not there, is no list, or is a ``DeltaChannel``.
         """
         pinned = pin(self._endpoint, config)
-        return self._connections.blocking().drive(self._compact(config, channel, keep_last, summary), pinned)
+        return self._drive(self._compact(config, channel, keep_last, summary), pinned)
 
     async def acompact(
         self, config: RunnableConfig, channel: str, *, keep_last: int, summary: Sequence[Any] = ()
     ) -> RunnableConfig:
         """Put a summary in the place of a list channel's older values; arguments as for ``compact``."""
         pinned = pin(self._endpoint, config)
-        client = await self._connections.on_loop()
-        return await client.drive(self._compact(config, channel, keep_last, summary), pinned)
+        return await self._adrive(self._compact(config, channel, keep_last, summary), pinned)
 
     # Removing and copying
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete a thread with all of its namespaces; one that does not exist is passed over."""
-        self._connections.blocking().drive(calls.delete_thread(str(thread_id)))
+        self._drive(calls.delete_thread(str(thread_id)))
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete a thread with all of its namespaces; one that does not exist is passed over."""
-        await (await self._connections.on_loop()).drive(calls.delete_thread(str(thread_id)))
+        await self._adrive(calls.delete_thread(str(thread_id)))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints of runs and their writes.
@@ -447,12 +463,11 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             DeltaChainNeeded: A surviving checkpoint's delta channel is rebuilt from what would be deleted.
             TypeError: One text was given instead of a sequence of them. Nothing is removed.
         """
-        self._connections.blocking().drive(calls.delete_runs(run_ids))
+        self._drive(calls.delete_runs(run_ids))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints of runs and their writes; arguments as for ``delete_for_runs``."""
-        client = await self._connections.on_loop()
-        await client.drive(calls.delete_runs(run_ids))
+        await self._adrive(calls.delete_runs(run_ids))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a whole thread, writes included, to one that does not exist yet.
@@ -465,12 +480,11 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             ThreadNotFound: The source does not exist.
             ThreadExists: The target does.
         """
-        self._connections.blocking().drive(self._copy(str(source_thread_id), str(target_thread_id)))
+        self._drive(self._copy(str(source_thread_id), str(target_thread_id)))
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a whole thread; arguments as for ``copy_thread``."""
-        client = await self._connections.on_loop()
-        await client.drive(self._copy(str(source_thread_id), str(target_thread_id)))
+        await self._adrive(self._copy(str(source_thread_id), str(target_thread_id)))
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Remove old checkpoints.
@@ -485,11 +499,11 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             ValueError: The strategy is none of these.
             TypeError: One text was given instead of a sequence of them. Nothing is removed.
         """
-        self._connections.blocking().drive(self._prune(thread_ids, strategy))
+        self._drive(self._prune(thread_ids, strategy))
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Remove old checkpoints; arguments as for ``prune``."""
-        await (await self._connections.on_loop()).drive(self._prune(thread_ids, strategy))
+        await self._adrive(self._prune(thread_ids, strategy))
 
     def get_next_version(self, current: str | float | None, channel: None) -> str:
         """A version greater than ``current``, as texts compare; random, so that two forks never share one.
@@ -509,28 +523,26 @@ class StateroomSaver(BaseCheckpointSaver[str]):
 
     # Steps without I/O, driven by either client
 
-    def _thawing(self, thread_id: str, make: Callable[[], Steps[R]]) -> Steps[R]:
+    def _restoring(self, thread_id: str, make: Callable[[], Steps[R]]) -> Steps[R]:
         """Steps on one thread, which is restored first if it has to be thawed and the saver may wait for that."""
         return calls.restoring(make, thread_id, self._restore_seconds_max)
 
     def _page(self, listing: Listing) -> Steps[ChannelsPage]:
         if listing.thread_id is None:
             return listing.page()
-        return self._thawing(listing.thread_id, listing.page)
+        return self._restoring(listing.thread_id, listing.page)
 
+    @_thawing
     def _get(self, config: RunnableConfig, pinned: Pinned) -> Steps[CheckpointTuple | None]:
-        return self._thawing(Place.of(config).thread_id, lambda: self._get_once(config, pinned))
-
-    def _get_once(self, config: RunnableConfig, pinned: Pinned) -> Steps[CheckpointTuple | None]:
         place = Place.of(config)
         remembered = place_of(pinned, place.thread_id, place.namespace)
         before = None if place.checkpoint_id is not None else self._histories.for_load(remembered)
-        found = yield from self._loaded(place, before)
-        if found is None:
+        loaded = yield from self._loaded(place, before)
+        if loaded is None:
             return None
-        completed = yield from self._completed(found, pinned)
-        if isinstance(found.history, ChannelHistories):
-            self._histories.keep(remembered, joined(before, found.history), found.checkpoint_id)
+        completed = yield from self._completed(loaded, pinned)
+        if isinstance(loaded.history, ChannelHistories):
+            self._histories.keep(remembered, joined(before, loaded.history), loaded.checkpoint_id)
         return completed
 
     def _loaded(self, place: Place, before: ChannelHistories | None) -> Steps[CheckpointWithChannels | None]:
@@ -552,27 +564,15 @@ class StateroomSaver(BaseCheckpointSaver[str]):
                 self._histories.refuse_loads()
         return (yield from load())
 
-    def _completed(self, found: CheckpointWithChannels, pinned: Pinned) -> Steps[CheckpointTuple]:
+    def _completed(self, loaded: CheckpointWithChannels, pinned: Pinned) -> Steps[CheckpointTuple]:
         """A checkpoint with the large parts of its values, which came as references; those of histories, too."""
-        values: list[ChannelOut | SerialisedWrite] = [*found.channels.values(), *found.pending_writes]
-        values += _values_of(found.history) if isinstance(found.history, ChannelHistories) else []
-        yield from receiving(self._pieces, pinned, found.thread_id, values)
-        return self._values.tuple_of(found)
+        values: list[ChannelOut | SerialisedWrite] = [*loaded.channels.values(), *loaded.pending_writes]
+        values += _values_of(loaded.history) if isinstance(loaded.history, ChannelHistories) else []
+        yield from receiving(self._pieces, pinned, loaded.thread_id, values)
+        return self._values.tuple_of(loaded)
 
+    @_thawing
     def _put(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-        pinned: Pinned,
-    ) -> Steps[RunnableConfig]:
-        return self._thawing(
-            Place.of(config).thread_id,
-            lambda: self._put_once(config, checkpoint, metadata, new_versions, pinned),
-        )
-
-    def _put_once(
         self,
         config: RunnableConfig,
         checkpoint: Checkpoint,
@@ -634,14 +634,14 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         self, config: RunnableConfig, channel: str, keep_last: int, summary: Sequence[Any]
     ) -> Steps[RunnableConfig]:
         place = Place.of(config)
-        found = yield from calls.show_head(place.thread_id, place.namespace)
-        if found is None:
+        head = yield from calls.show_head(place.thread_id, place.namespace)
+        if head is None:
             raise CheckpointNotFound("the namespace has no checkpoint to compact")
         encoding, data = self.serde.dumps_typed(calls.listed(summary))
         if encoding != "msgpack":
             raise InvalidRequest("a summary must be MessagePack, and this serialiser writes something else")
-        counted = found.metadata.get("step")
-        step = counted if isinstance(counted, int) and is_step(counted) else found.step
+        counted = head.metadata.get("step")
+        step = counted if isinstance(counted, int) and is_step(counted) else head.step
         version = self._state_versions.get(_subgraph(place.namespace))
         request = CompactRequest(
             channel=channel,
@@ -650,13 +650,11 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             namespace=place.namespace,
             agent=name_of(self._agent),
             # LangGraph counts on from here; what else it keeps in metadata still holds.
-            metadata={**found.metadata, "source": "update", "step": step + 1},
+            metadata={**head.metadata, "source": "update", "step": step + 1},
             state_schema=None if version is None else version.schema,
             state_version=None if version is None else version.number,
         )
-        receipt = yield from calls.compact(
-            place.thread_id, request, if_match=place.checkpoint_id or found.checkpoint_id
-        )
+        receipt = yield from calls.compact(place.thread_id, request, if_match=place.checkpoint_id or head.checkpoint_id)
         return place.config(receipt.checkpoint_id)
 
     def _save(self, place: Place, request: SaveRequest, pinned: Pinned) -> Steps[None]:
@@ -671,20 +669,8 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             lambda: calls.save(place.thread_id, request, if_new=if_new),
         )
 
+    @_thawing
     def _put_writes(
-        self,
-        config: RunnableConfig,
-        writes: Sequence[tuple[str, Any]],
-        task_id: str,
-        task_path: str,
-        pinned: Pinned,
-    ) -> Steps[None]:
-        return self._thawing(
-            Place.of(config).thread_id,
-            lambda: self._put_writes_once(config, writes, task_id, task_path, pinned),
-        )
-
-    def _put_writes_once(
         self,
         config: RunnableConfig,
         writes: Sequence[tuple[str, Any]],
@@ -721,12 +707,12 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         )
 
     def _prune(self, thread_ids: Sequence[str], strategy: str) -> Steps[None]:
-        known = {"keep_latest": "keep_latest", "delete": "delete", "delete_all": "delete"}
-        if strategy not in known:
+        strategies = {"keep_latest": "keep_latest", "delete": "delete", "delete_all": "delete"}
+        if strategy not in strategies:
             raise ValueError(f"unknown strategy: {strategy}")
         wanted = [str(each) for each in calls.listed(thread_ids)]
         try:
-            yield from calls.prune(wanted, known[strategy])
+            yield from calls.prune(wanted, strategies[strategy])
         except ThreadArchived:
             if self._restore_seconds_max is None:
                 raise
@@ -734,30 +720,26 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             return
         # One of them has to be thawed, and which is not said; what was pruned already loses nothing more.
         for thread_id in wanted:
-            yield from self._prune_one(thread_id, known[strategy])
+            yield from self._prune_one(thread_id, strategies[strategy])
 
     def _prune_one(self, thread_id: str, strategy: str) -> Steps[RemovalReceipt]:
-        return self._thawing(thread_id, lambda: calls.prune([thread_id], strategy))
+        return self._restoring(thread_id, lambda: calls.prune([thread_id], strategy))
 
     def _copy(self, source_thread_id: str, target_thread_id: str) -> Steps[CopyReceipt]:
-        return self._thawing(source_thread_id, lambda: calls.copy_thread(source_thread_id, target_thread_id))
+        return self._restoring(source_thread_id, lambda: calls.copy_thread(source_thread_id, target_thread_id))
 
+    @_thawing
     def _delta_history(
-        self, config: RunnableConfig, channels: Sequence[str], pinned: Pinned
-    ) -> Steps[Mapping[str, DeltaChannelHistory]]:
-        return self._thawing(Place.of(config).thread_id, lambda: self._delta_history_once(config, channels, pinned))
-
-    def _delta_history_once(
         self, config: RunnableConfig, channels: Sequence[str], pinned: Pinned
     ) -> Steps[Mapping[str, DeltaChannelHistory]]:
         if not channels:
             return {}
         place = Place.of(config)
         remembered = place_of(pinned, place.thread_id, place.namespace)
-        found = self._histories.take(remembered, channels, place.checkpoint_id)
-        if found is None:
+        answer = self._histories.take(remembered, channels, place.checkpoint_id)
+        if answer is None:
             before = self._histories.at(remembered, channels)
-            found = yield from calls.channel_history(
+            answer = yield from calls.channel_history(
                 place.thread_id,
                 place.namespace,
                 place.checkpoint_id,
@@ -765,12 +747,12 @@ class StateroomSaver(BaseCheckpointSaver[str]):
                 accepts=self._accepts,
                 mark=None if before is None else before.mark,
             )
-            yield from receiving(self._pieces, pinned, place.thread_id, _values_of(found))
-            found = joined(before, found)
-            self._histories.keep(remembered, found)
+            yield from receiving(self._pieces, pinned, place.thread_id, _values_of(answer))
+            answer = joined(before, answer)
+            self._histories.keep(remembered, answer)
         histories: dict[str, DeltaChannelHistory] = {}
         for name in channels:
-            history = found.channels.get(name)
+            history = answer.channels.get(name)
             if history is None:
                 histories[name] = {"writes": []}
                 continue
@@ -809,12 +791,12 @@ def _leave_out(channels: Mapping[str, ChannelIn], before: Mapping[str, Sent]) ->
 
 
 def _by_subgraph(
-    given: StateVersion | str | Mapping[str, StateVersion | str] | None,
+    versions: StateVersion | str | Mapping[str, StateVersion | str] | None,
 ) -> dict[str, StateVersion]:
     """State versions by subgraph; the root graph is the empty text."""
-    if given is None:
+    if versions is None:
         return {}
-    by_subgraph = given if isinstance(given, Mapping) else {"": given}
+    by_subgraph = versions if isinstance(versions, Mapping) else {"": versions}
     return {subgraph: StateVersion.of(each) for subgraph, each in by_subgraph.items()}
 
 

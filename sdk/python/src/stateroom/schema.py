@@ -42,20 +42,20 @@ class StateVersion(msgspec.Struct, frozen=True):
         """
         if isinstance(written, StateVersion):
             written = str(written)
-        found = _WRITTEN.fullmatch(written) if isinstance(written, str) else None
-        if found is None or not _SCHEMA.fullmatch(found["schema"]) or int(found["number"]) > _NUMBER_MAX:
+        match = _WRITTEN.fullmatch(written) if isinstance(written, str) else None
+        if match is None or not _SCHEMA.fullmatch(match["schema"]) or int(match["number"]) > _NUMBER_MAX:
             raise NotConfigured("a state version is written as its schema, @, and a number from 1, such as travel@2")
-        return cls(found["schema"], int(found["number"]))
+        return cls(match["schema"], int(match["number"]))
 
 
-def accepted(known: Iterable[StateVersion]) -> str | None:
+def accepted(versions: Iterable[StateVersion]) -> str | None:
     """The header's value for a reader that knows these; ``None`` when it knows none.
 
     Raises:
         NotConfigured: Two of them are of one schema.
     """
     numbers: dict[str, int] = {}
-    for each in known:
+    for each in versions:
         if numbers.setdefault(each.schema, each.number) != each.number:
             raise NotConfigured(f"an agent knows one version of {each.schema}, not two")
     return ", ".join(f"{schema}={number}" for schema, number in sorted(numbers.items())) or None

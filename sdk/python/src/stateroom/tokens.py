@@ -181,11 +181,11 @@ class Owner(msgspec.Struct, frozen=True):
         return TokenPlace(self.tenant_id, self.subject, thread_id, namespace)
 
 
-def with_known(call: Call, known: str | None) -> Call:
+def with_known(call: Call, token: str | None) -> Call:
     """The call, with what is known of its thread."""
-    if known is None:
+    if token is None:
         return call
-    return msgspec.structs.replace(call, headers={**call.headers, KNOWN_HEADER: known})
+    return msgspec.structs.replace(call, headers={**call.headers, KNOWN_HEADER: token})
 
 
 def remember(store: TokenStore, owner: Owner, call: Call, answer: Answer) -> None:

@@ -35,6 +35,7 @@ def every_command(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[
     return found
 
 
+@pytest.mark.slow
 def test_starting_up_imports_no_server_database_or_sdk():
     code = (
         "import sys; from gateway.cli.main import run; run(['checkpoint', 'diff', '--help']);"
@@ -171,6 +172,7 @@ def test_a_database_that_is_away_is_unavailable(arguments, environment, capsys):
 MAIN = [sys.executable, "-c", "from gateway.cli.main import main; main()"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["doctor"], ["doctor", "--json"]], ids=" ".join)
 def test_an_output_that_takes_nothing_is_a_failure_in_one_line(arguments):
     with Path("/dev/full").open("wb") as full:
@@ -179,6 +181,7 @@ def test_an_output_that_takes_nothing_is_a_failure_in_one_line(arguments):
     assert done.stderr == "error: the output cannot be written\n  No space left on device\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", ["doctor", "doctor --json"])
 def test_a_closed_output_is_a_failure_in_one_line(arguments):
     command = f'exec "$0" -c "from gateway.cli.main import main; main()" {arguments} >&-'
@@ -187,6 +190,7 @@ def test_a_closed_output_is_a_failure_in_one_line(arguments):
     assert done.stderr == "error: the output cannot be written\n  Bad file descriptor\n"
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_commands_are_imported_ends_the_process_without_a_word():
     # The first module that the commands import sends the signal, as a person would in that moment.
     code = """
@@ -204,6 +208,7 @@ main()
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
+@pytest.mark.slow
 def test_this_machine_is_reached_without_the_proxy_that_is_set(gateway):
     gateway.answer({"threads": [], "next_cursor": None})
     environ = {name: value for name, value in os.environ.items() if name.lower() != "no_proxy"}

@@ -71,3 +71,40 @@ def test_a_job_that_failed_verified_nothing(command, gateway):
     outcome = command("verify", "tenant")
     assert outcome.code != 0
     assert "refused" in outcome.err
+
+
+def report(*findings, cursor=None, **counts):
+    return {**COUNTS, **counts, "findings": list(findings), "next_cursor": cursor}
+
+
+DAMAGED = {"thread_id": "t1", "namespace": "", "checkpoint_id": "c1", "code": "checkpoint", "detail": "d\u202e"}
+
+
+def test_a_thread_that_is_whole_is_counted(command, gateway):
+    gateway.answer(report(checkpoints=1_200))
+    outcome = command("verify", "thread", "t1", "--subject", "user-1")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert "1,200 checkpoints" in outcome.err
+    assert "0 findings" in outcome.err
+    assert (gateway.last.path, gateway.last.body) == ("/v1/threads:verify", {"thread_id": "t1"})
+    assert gateway.last.headers["stateroom-subject"] == "user-1"
+
+
+def test_a_finding_in_a_thread_is_printed_and_fails_the_command(command, gateway):
+    gateway.answer(report(DAMAGED))
+    outcome = command("verify", "thread", "t1", "--subject", "user-1")
+    assert outcome.code == 1
+    assert "c1" in outcome.out
+    assert "\u202e" not in outcome.out
+    assert "1 findings" in outcome.err
+
+
+def test_all_threads_of_a_subject_are_verified_page_by_page(command, gateway):
+    gateway.answer(report(cursor="more"))
+    gateway.answer(report(DAMAGED, threads=5))
+    outcome = command("verify", "subject", "--subject", "user-1", "--json")
+    assert outcome.code == 1
+    first, *_, last = [json.loads(line) for line in outcome.out.splitlines()]
+    assert first == {"subject": "user-1", **DAMAGED}
+    assert (last["threads"], last["checkpoints"], last["findings"]) == (7, 6, 1)
+    assert [request.body["cursor"] for request in gateway.requests] == [None, "more"]

@@ -3,11 +3,12 @@
 This module owns the fetching of what a file object reads; ``transfers.Window`` owns which range that is.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol, TypeVar
 
 from stateroom._artifacts.transfers import Reception, Window
 from stateroom._protocol.core import Pinned, Steps
+from stateroom._protocol.wire import Page
 from stateroom.types import Artifact
 
 R = TypeVar("R")
@@ -21,6 +22,9 @@ class AsyncCarrier(Protocol):
 
     async def drive(self, steps: Steps[R], pinned: Pinned | None = None) -> R:
         """Carry out a procedure."""
+
+    def items(self, page_of: Callable[[int, str | None], Steps[Page[R]]], limit: int | None) -> AsyncIterator[R]:
+        """The items of a list, page by page."""
 
     async def receive(
         self, reception: Reception, write: Callable[[bytes], Awaitable[object]], pinned: Pinned | None = None

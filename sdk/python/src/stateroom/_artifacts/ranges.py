@@ -4,11 +4,12 @@
 This module owns the fetching of what a file object reads; ``transfers.Window`` owns which range that is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
 from stateroom._artifacts.transfers import Reception, Window
 from stateroom._protocol.core import Pinned, Steps
+from stateroom._protocol.wire import Page
 from stateroom.types import Artifact
 
 R = TypeVar("R")
@@ -22,6 +23,9 @@ class Carrier(Protocol):
 
     def drive(self, steps: Steps[R], pinned: Pinned | None = None) -> R:
         """Carry out a procedure."""
+
+    def items(self, page_of: Callable[[int, str | None], Steps[Page[R]]], limit: int | None) -> Iterator[R]:
+        """The items of a list, page by page."""
 
     def receive(self, reception: Reception, write: Callable[[bytes], object], pinned: Pinned | None = None) -> None:
         """Bring content home."""

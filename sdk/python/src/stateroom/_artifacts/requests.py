@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 import msgspec
 
 from stateroom._artifacts.transfers import Part, UploadPlan, digest_field, digest_of_field
-from stateroom._protocol.core import Call, Steps, encode_body, path
+from stateroom._protocol.core import Call, Steps, asked, encode_body, found, path
 from stateroom._protocol.wire import (
     ArtifactCopyRequest,
     ArtifactPage,
@@ -30,7 +30,6 @@ from stateroom.errors import (
     ArtifactNotFound,
     DigestMismatch,
     InvalidRequest,
-    ThreadNotFound,
     UploadNotFound,
 )
 from stateroom.types import Artifact, Disposition, SignedUrl, Upload
@@ -124,9 +123,9 @@ def describe(
         InvalidRequest: There is no name, or something cannot be said in a header.
     """
     if name is None:
-        known = source if isinstance(source, (str, os.PathLike)) else getattr(source, "name", None)
-        if isinstance(known, (str, os.PathLike)):
-            name = os.path.basename(os.fspath(known))  # noqa: PTH119 - a path of bytes has no Path
+        path_or_name = source if isinstance(source, (str, os.PathLike)) else getattr(source, "name", None)
+        if isinstance(path_or_name, (str, os.PathLike)):
+            name = os.path.basename(os.fspath(path_or_name))  # noqa: PTH119 - a path of bytes has no Path
     if not name or not isinstance(name, str):
         raise InvalidRequest("an artifact needs a name")
     try:
@@ -179,20 +178,19 @@ def begin(thread_id: str, description: Description, size_bytes: int | None) -> S
         preview=description.preview,
         size_bytes=unset_if_none(size_bytes),
     )
-    answer = yield Call(
+    call = Call(
         method="POST",
         path=path("threads", ":", thread_id, "uploads"),
         body=encode_body(body),
         headers={"Idempotency-Key": str(uuid4())},
         repeatable=True,
     )
-    return answer.decode(Upload)  # type: ignore[no-any-return]
+    return asked(call, Upload)
 
 
 def show_upload(upload_id: str) -> Steps[Upload]:
     """An upload and the parts that have arrived."""
-    answer = yield Call(method="GET", path=path("uploads", ":", upload_id), repeatable=True)
-    return answer.decode(Upload)  # type: ignore[no-any-return]
+    return asked(Call(method="GET", path=path("uploads", ":", upload_id), repeatable=True), Upload)
 
 
 def put_part(upload_id: str, part: Part) -> Steps[None]:
@@ -237,8 +235,7 @@ def abort(upload_id: str) -> Steps[bool]:
 
 def get(artifact: Artifact | str) -> Steps[Artifact]:
     """An artifact without its content."""
-    answer = yield Call(method="GET", path=path("artifacts", ":", artifact_id_of(artifact)), repeatable=True)
-    return answer.decode(Artifact)  # type: ignore[no-any-return]
+    return asked(Call(method="GET", path=path("artifacts", ":", artifact_id_of(artifact)), repeatable=True), Artifact)
 
 
 def fetched(artifact: Artifact | str) -> Steps[Artifact]:
@@ -256,11 +253,7 @@ def list_page(thread_id: str, name: str | None, limit: int, cursor: str | None) 
         query=(("name", name), ("limit", limit), ("cursor", cursor)),
         repeatable=True,
     )
-    try:
-        answer = yield call
-    except ThreadNotFound:
-        return ArtifactPage(artifacts=[])
-    return answer.decode(ArtifactPage)  # type: ignore[no-any-return]
+    return found(call, ArtifactPage, ArtifactPage(items=[]))
 
 
 def delete(artifact: Artifact | str) -> Steps[bool]:
@@ -275,25 +268,25 @@ def delete(artifact: Artifact | str) -> Steps[bool]:
 
 def copy(artifact: Artifact | str, thread_id: str, name: str | None) -> Steps[Artifact]:
     """Name the same content in another thread."""
-    answer = yield Call(
+    call = Call(
         method="POST",
         path=path("artifacts", ":", artifact_id_of(artifact), "copy"),
         body=encode_body(ArtifactCopyRequest(thread_id=thread_id, name=unset_if_none(name))),
         headers={"Idempotency-Key": str(uuid4())},
         repeatable=True,
     )
-    return answer.decode(Artifact)  # type: ignore[no-any-return]
+    return asked(call, Artifact)
 
 
 def make_url(artifact: Artifact | str, ttl_seconds: int, disposition: Disposition) -> Steps[SignedUrl]:
     """Make a signed URL; one too many, after a lost answer, ends by itself."""
-    answer = yield Call(
+    call = Call(
         method="POST",
         path=path("artifacts", ":", artifact_id_of(artifact), "urls"),
         body=encode_body(UrlRequest(ttl_seconds=ttl_seconds, disposition=disposition)),
         repeatable=True,
     )
-    return answer.decode(SignedUrl)  # type: ignore[no-any-return]
+    return asked(call, SignedUrl)
 
 
 def revoke_urls(artifact: Artifact | str) -> Steps[None]:

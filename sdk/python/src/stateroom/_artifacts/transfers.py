@@ -36,8 +36,8 @@ def digest_field(digest: bytes) -> str:
 
 def digest_of_field(text: str | None) -> bytes | None:
     """The SHA-256 digest in a ``Content-Digest``, or ``None``."""
-    found = _DIGEST.search(text or "")
-    return base64.b64decode(found[1]) if found else None
+    match = _DIGEST.search(text or "")
+    return base64.b64decode(match[1]) if match else None
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -245,8 +245,8 @@ class Reception:
         self._etag = tag  # opaque: what the content is the digest says, at the end
         self._skip = self.position  # something on the way does not know ranges
         if status == 206:
-            found = _CONTENT_RANGE.fullmatch(headers.get("content-range", ""))
-            if found is None or int(found[1]) != self.position:
+            match = _CONTENT_RANGE.fullmatch(headers.get("content-range", ""))
+            if match is None or int(match[1]) != self.position:
                 raise GatewayUnavailable("the answer holds another range", code="unexpected-answer", status=status)
             self._skip = 0
         return True

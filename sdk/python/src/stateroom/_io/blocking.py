@@ -25,16 +25,16 @@ T = TypeVar("T")
 Source = LocalSource
 
 
-def open_transport(url: str, given: httpx2.BaseTransport | None) -> Transport:
+def open_transport(url: str, custom: httpx2.BaseTransport | None) -> Transport:
     """The transport of a client.
 
     Args:
         url: The gateway's URL.
-        given: An httpx2 transport that the caller brought.
+        custom: An httpx2 transport that the caller brought.
     """
-    if given is None and not proxied(url):
+    if custom is None and not proxied(url):
         return HttpcoreTransport(url)
-    transport = HttpxTransport(given)
+    transport = HttpxTransport(custom)
     transport.begin()
     return transport
 

@@ -233,5 +233,5 @@ def _told() -> Iterator[None]:
 
 def _kind(error: Exception) -> type[BaseException]:
     """What the operating system or TLS said, where httpcore2 translated that."""
-    said = error.__context__
-    return type(said if isinstance(said, OSError) else error)
+    cause = error.__context__
+    return type(cause if isinstance(cause, OSError) else error)

@@ -28,15 +28,15 @@ AsyncSource = LocalSource | AsyncIterable[bytes]
 """A path, content, a binary file from where it stands, or pieces of content, asynchronous ones included."""
 
 
-def open_async_transport(url: str, given: httpx2.AsyncBaseTransport | None) -> AsyncTransport:
+def open_async_transport(url: str, custom: httpx2.AsyncBaseTransport | None) -> AsyncTransport:
     """The transport of a client.
 
     Args:
         url: The gateway's URL.
-        given: An httpx2 transport that the caller brought.
+        custom: An httpx2 transport that the caller brought.
     """
-    streams = AsyncHttpxTransport(given)
-    if given is None and not proxied(url):
+    streams = AsyncHttpxTransport(custom)
+    if custom is None and not proxied(url):
         return AiohttpTransport(streams)
     streams.begin()
     return streams

@@ -31,8 +31,8 @@ class PerProcess(Generic[T]):
     def mine(self) -> T:
         """This process's own."""
         process = os.getpid()
-        found = self._by_process.get(process)
-        return self._begin(process) if found is None else found
+        own = self._by_process.get(process)
+        return self._begin(process) if own is None else own
 
     def made(self) -> T | None:
         """This process's own, if it asked for it before."""

@@ -37,9 +37,9 @@ class Connections:
         """The client of the running event loop, made when first needed; it is closed with the loop."""
         loop = asyncio.get_running_loop()
         with self._lock.mine():
-            found = self._by_loop.get(loop)
-            if found is not None:
-                return found[0]
+            opened = self._by_loop.get(loop)
+            if opened is not None:
+                return opened[0]
             for other in [other for other in self._by_loop if other.is_closed()]:
                 del self._by_loop[other]
             client = self._make_on_loop()
@@ -59,9 +59,9 @@ class Connections:
     async def close_on_loop(self) -> None:
         """Close the client of the running event loop."""
         with self._lock.mine():
-            found = self._by_loop.pop(asyncio.get_running_loop(), None)
-        if found is not None:
-            await found[1].aclose()
+            opened = self._by_loop.pop(asyncio.get_running_loop(), None)
+        if opened is not None:
+            await opened[1].aclose()
 
 
 async def _until_loop_ends(client: AsyncClient) -> AsyncGenerator[None, None]:

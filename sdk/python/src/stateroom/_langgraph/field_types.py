@@ -22,11 +22,11 @@ def with_field_types(named: Iterable[type | tuple[str, ...]]) -> list[type | tup
         The same, and every dataclass, pydantic model, named tuple and enumeration that a field may hold. A field whose
         annotation cannot be read says nothing.
     """
-    found: list[type | tuple[str, ...]] = []
+    allowed: list[type | tuple[str, ...]] = []
     seen: list[Any] = []  # annotations need not be hashable
     for each in named:
-        found += [each] if isinstance(each, tuple) else [each, *_within(each, seen)]
-    return found
+        allowed += [each] if isinstance(each, tuple) else [each, *_within(each, seen)]
+    return allowed
 
 
 def _within(annotation: Any, seen: list[Any]) -> Iterator[type]:

@@ -89,20 +89,18 @@ class Listing:
         """The checkpoints of a page that are wanted."""
         self._cursor = page.next_cursor
         self._ended = page.next_cursor is None
-        for found in page.checkpoints:
-            if self._only_id and found.checkpoint_id != self._only_id:
-                if found.checkpoint_id < self._only_id:
+        for checkpoint in page.checkpoints:
+            if self._only_id and checkpoint.checkpoint_id != self._only_id:
+                if checkpoint.checkpoint_id < self._only_id:
                     self._ended = True
                 continue
-            if found.damaged:
-                warnings.warn(
-                    f"checkpoint {found.checkpoint_id} of thread {found.thread_id} is damaged, and is left out",
-                    stacklevel=2,
-                )
-            if found.withheld:
+            if checkpoint.damaged:
+                where = f"checkpoint {checkpoint.checkpoint_id} of thread {checkpoint.thread_id}"
+                warnings.warn(f"{where} is damaged, and is left out", stacklevel=2)
+            if checkpoint.withheld:
                 continue
             if self._left is not None:
                 if self._left <= 0:
                     return
                 self._left -= 1
-            yield found
+            yield checkpoint

@@ -76,46 +76,46 @@ class Values:
                 channels[name] = ChannelIn(version=version, encoding=encoding, data=bytes(data))
         return channels
 
-    def tuple_of(self, found: CheckpointWithChannels) -> CheckpointTuple:
+    def tuple_of(self, loaded: CheckpointWithChannels) -> CheckpointTuple:
         """A checkpoint as LangGraph knows it.
 
         Raises:
             IntegrityFailure: It holds what no saver writes.
         """
-        place = Place(found.thread_id, found.namespace, found.checkpoint_id)
-        kept = found.channels.get(SKELETON)
+        place = Place(loaded.thread_id, loaded.namespace, loaded.checkpoint_id)
+        kept = loaded.channels.get(SKELETON)
         skeleton = {} if kept is None else self.value(kept)
         if not isinstance(skeleton, dict):
             raise IntegrityFailure("the checkpoint was not saved by LangGraph")
         values: dict[str, Any] = {}
         versions: ChannelVersions = dict(skeleton.get("channel_versions") or {})
-        for name, channel in found.channels.items():
+        for name, channel in loaded.channels.items():
             if name == SKELETON:
                 continue
             values[name] = self.value(channel)
             if channel.version is not None:
                 versions[name] = channel.version
-        metadata = _with_delta_channels(found, versions) | (skeleton.pop(_RICH_METADATA, None) or {})
+        metadata = _with_delta_channels(loaded, versions) | (skeleton.pop(_RICH_METADATA, None) or {})
         if kept is None:
             # LangGraph counts on from here, where a plain client saved into the thread.
-            metadata = {"source": found.source or "update", "step": found.step, "parents": {}} | metadata
+            metadata = {"source": loaded.source or "update", "step": loaded.step, "parents": {}} | metadata
         checkpoint = {
             # What a checkpoint lacks that a plain client saved into the thread.
             "v": 4,
-            "ts": found.created_at.isoformat(),
+            "ts": loaded.created_at.isoformat(),
             "versions_seen": {},
             "updated_channels": None,
             **skeleton,
-            "id": found.checkpoint_id,
+            "id": loaded.checkpoint_id,
             "channel_values": values,
             "channel_versions": versions,
         }
         return CheckpointTuple(
-            config=place.config(found.checkpoint_id),
+            config=place.config(loaded.checkpoint_id),
             checkpoint=cast(Checkpoint, checkpoint),
             metadata=cast(CheckpointMetadata, metadata),
-            parent_config=None if found.parent_id is None else place.config(found.parent_id),
-            pending_writes=[self.write(kept) for kept in found.pending_writes],
+            parent_config=None if loaded.parent_id is None else place.config(loaded.parent_id),
+            pending_writes=[self.write(kept) for kept in loaded.pending_writes],
         )
 
     def write(self, kept: SerialisedWrite) -> tuple[str, str, Any]:
@@ -166,7 +166,7 @@ class Values:
         return True
 
 
-def _with_delta_channels(found: CheckpointWithChannels, versions: ChannelVersions) -> dict[str, Any]:
+def _with_delta_channels(loaded: CheckpointWithChannels, versions: ChannelVersions) -> dict[str, Any]:
     """The metadata, after giving delta channels their versions.
 
     A delta channel that a step of the state schema renamed has its new name in ``delta_channels`` only: its version is
@@ -175,29 +175,32 @@ def _with_delta_channels(found: CheckpointWithChannels, versions: ChannelVersion
     a version that it never had would make the tasks it triggers run again.
 
     Args:
-        found: The checkpoint as it was loaded.
+        loaded: The checkpoint as it was loaded.
         versions: Versions by channel; those of renamed channels are added.
     """
-    counters = found.metadata.get("counters_since_delta_snapshot")
+    counters = loaded.metadata.get("counters_since_delta_snapshot")
     if not isinstance(counters, dict):
-        return found.metadata
-    missing = [name for name in found.delta_channels if name not in versions and name not in counters]
+        return loaded.metadata
+    missing = [name for name in loaded.delta_channels if name not in versions and name not in counters]
     if not missing:
-        return found.metadata
+        return loaded.metadata
     # A save lists the counted channels in this order, and each step keeps it.
     before = sorted(counters)
-    if len(before) == len(found.delta_channels):
-        renamed = dict(zip(before, found.delta_channels, strict=True))
+    if len(before) == len(loaded.delta_channels):
+        renamed = dict(zip(before, loaded.delta_channels, strict=True))
         for old, new in renamed.items():
             if new in missing and old in versions:
                 versions[new] = versions.pop(old)
-        return {**found.metadata, "counters_since_delta_snapshot": {renamed[name]: counters[name] for name in counters}}
+        return {
+            **loaded.metadata,
+            "counters_since_delta_snapshot": {renamed[name]: counters[name] for name in counters},
+        }
     # Versions are texts, or numbers from before another saver; as `get_next_version` has it, a text is newer.
     newest = max(versions.values(), key=lambda each: (isinstance(each, str), each), default=None)
     if newest is not None:
         for name in missing:
             versions[name] = newest
-    return found.metadata
+    return loaded.metadata
 
 
 _NOTHING = object()

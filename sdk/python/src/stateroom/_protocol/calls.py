@@ -14,7 +14,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import structs
 
-from stateroom._protocol.core import Answer, Call, Steps, encode_body, is_repeatable, path
+from stateroom._protocol.core import Answer, Call, Steps, asked, encode_body, found, is_repeatable, path
 from stateroom._protocol.wire import (
     ChannelHistories,
     ChannelsPage,
@@ -87,8 +87,7 @@ def plain_call(
 
 def whoami() -> Steps[WhoAmI]:
     """Who the credential is."""
-    answer = yield Call(method="GET", path="/whoami", repeatable=True, subject_optional=True)
-    return answer.decode(WhoAmI)  # type: ignore[no-any-return]
+    return asked(Call(method="GET", path="/whoami", repeatable=True, subject_optional=True), WhoAmI)
 
 
 def save(
@@ -99,49 +98,35 @@ def save(
     if_new: bool = False,
 ) -> Steps[SaveReceipt]:
     """Save a checkpoint; without an id of its own it carries an Idempotency-Key, so no retry doubles it."""
-    headers: dict[str, str] = {}
-    if body.checkpoint_id is msgspec.UNSET:
-        headers["Idempotency-Key"] = str(uuid4())
-    if if_match is not None:
-        headers["If-Match"] = f'"{if_match}"'
-    elif if_new:
-        headers["If-None-Match"] = "*"
-    answer = yield Call(
-        method="POST",
-        path=path("threads", ":", thread_id, "checkpoints"),
-        body=encode_body(body),
-        headers=headers,
-        repeatable=True,
-        seen=(thread_id, body.namespace),
-    )
-    return answer.decode(SaveReceipt)  # type: ignore[no-any-return]
+    only_new = {"If-None-Match": "*"} if if_new and if_match is None else {}
+    return asked(_save_call("checkpoints", thread_id, body, if_match, only_new), SaveReceipt)
 
 
 def compact(thread_id: str, body: CompactRequest, *, if_match: str | None = None) -> Steps[SaveReceipt]:
     """Compact a list channel; without an id of its own it carries an Idempotency-Key, so no retry doubles it."""
-    headers: dict[str, str] = {}
+    return asked(_save_call("compact", thread_id, body, if_match, {}), SaveReceipt)
+
+
+def _save_call(
+    verb: str, thread_id: str, body: SaveRequest | CompactRequest, if_match: str | None, headers: dict[str, str]
+) -> Call:
     if body.checkpoint_id is msgspec.UNSET:
         headers["Idempotency-Key"] = str(uuid4())
     if if_match is not None:
         headers["If-Match"] = f'"{if_match}"'
-    answer = yield Call(
+    return Call(
         method="POST",
-        path=path("threads", ":", thread_id, "compact"),
+        path=path("threads", ":", thread_id, verb),
         body=encode_body(body),
         headers=headers,
         repeatable=True,
         seen=(thread_id, body.namespace),
     )
-    return answer.decode(SaveReceipt)  # type: ignore[no-any-return]
 
 
 def show_head(thread_id: str, namespace: str) -> Steps[CheckpointInfo | None]:
     """The namespace's head without its state; ``None`` when there is none."""
-    try:
-        answer = yield _load_call(thread_id, namespace, None, "none", None)
-    except (CheckpointNotFound, ThreadNotFound):
-        return None
-    return answer.decode(CheckpointInfo)  # type: ignore[no-any-return]
+    return found(_load_call(thread_id, namespace, None, "none", None), CheckpointInfo, None)
 
 
 def load_state(
@@ -182,12 +167,7 @@ def load_channels(
     """
     call = _load_call(thread_id, namespace, checkpoint_id, "channels", accepts, pieces="refs")
     asked = (*(("history", name) for name in history), ("mark", mark))
-    call = structs.replace(call, query=(*call.query, *asked))
-    try:
-        answer = yield call
-    except (CheckpointNotFound, ThreadNotFound):
-        return None
-    return answer.decode(CheckpointWithChannels)  # type: ignore[no-any-return]
+    return found(structs.replace(call, query=(*call.query, *asked)), CheckpointWithChannels, None)
 
 
 def _accepting(accepts: str | None) -> dict[str, str]:
@@ -286,11 +266,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 def list_infos(selection: Selection, limit: int, cursor: str | None) -> Steps[CheckpointPage]:
     """A page of checkpoints without state; an unknown thread has none."""
     call = selection.call(view="none", limit=limit, cursor=cursor)
-    try:
-        answer = yield call
-    except ThreadNotFound:
-        return CheckpointPage(checkpoints=[])
-    return answer.decode(CheckpointPage)  # type: ignore[no-any-return]
+    return found(call, CheckpointPage, CheckpointPage(items=[]))
 
 
 def list_channels(
@@ -298,11 +274,7 @@ def list_channels(
 ) -> Steps[ChannelsPage]:
     """A page of checkpoints with serialised channels; an unknown thread has none."""
     call = selection.call(view="channels", limit=limit, cursor=cursor, pieces="refs", accepts=accepts)
-    try:
-        answer = yield call
-    except ThreadNotFound:
-        return ChannelsPage(checkpoints=[])
-    return answer.decode(ChannelsPage)  # type: ignore[no-any-return]
+    return found(call, ChannelsPage, ChannelsPage(checkpoints=[]))
 
 
 def channel_history(
@@ -327,11 +299,7 @@ def channel_history(
         repeatable=True,
         seen=(thread_id, namespace),
     )
-    try:
-        answer = yield call
-    except (CheckpointNotFound, ThreadNotFound):
-        return ChannelHistories(channels={})
-    return answer.decode(ChannelHistories)  # type: ignore[no-any-return]
+    return found(call, ChannelHistories, ChannelHistories(channels={}))
 
 
 def write(thread_id: str, checkpoint_id: str, task_id: str, body: WritesRequest) -> Steps[WritesReceipt]:
@@ -357,42 +325,26 @@ def read_writes(thread_id: str, namespace: str, checkpoint_id: str, task_id: str
         query=(("namespace", namespace),),
         repeatable=True,
     )
-    try:
-        answer = yield call
-    except (CheckpointNotFound, ThreadNotFound):
-        return WritesPage(writes=[])
-    return answer.decode(WritesPage)  # type: ignore[no-any-return]
+    return found(call, WritesPage, WritesPage(writes=[]))
 
 
 def list_threads(
     limit: int, cursor: str | None, *, status: Status | None, agent: str | None, tier: str | None
 ) -> Steps[ThreadPage]:
     """A page of the subject's threads."""
-    answer = yield Call(
-        method="GET",
-        path="/threads",
-        query=(("status", status), ("agent", agent), ("tier", tier), ("limit", limit), ("cursor", cursor)),
-        repeatable=True,
-    )
-    return answer.decode(ThreadPage)  # type: ignore[no-any-return]
+    query = (("status", status), ("agent", agent), ("tier", tier), ("limit", limit), ("cursor", cursor))
+    return asked(Call(method="GET", path="/threads", query=query, repeatable=True), ThreadPage)
 
 
 def show_thread(thread_id: str) -> Steps[ThreadInfo | None]:
     """A thread, or ``None``."""
-    call = Call(method="GET", path=path("threads", ":", thread_id), repeatable=True)
-    try:
-        answer = yield call
-    except ThreadNotFound:
-        return None
-    return answer.decode(ThreadInfo)  # type: ignore[no-any-return]
+    return found(Call(method="GET", path=path("threads", ":", thread_id), repeatable=True), ThreadInfo, None)
 
 
 def change_thread(thread_id: str, settings: ThreadSettings) -> Steps[ThreadInfo]:
     """Change a thread's settings; creates the thread."""
-    answer = yield Call(
-        method="PATCH", path=path("threads", ":", thread_id), body=encode_body(settings), repeatable=True
-    )
-    return answer.decode(ThreadInfo)  # type: ignore[no-any-return]
+    call = Call(method="PATCH", path=path("threads", ":", thread_id), body=encode_body(settings), repeatable=True)
+    return asked(call, ThreadInfo)
 
 
 def delete_thread(thread_id: str) -> Steps[bool]:
@@ -478,7 +430,7 @@ def restoring(make: Callable[[], Steps[R]], thread_id: str, restore_seconds_max:
 
 def copy_thread(thread_id: str, target_thread_id: str) -> Steps[CopyReceipt]:
     """Copy a whole thread to one that does not exist yet."""
-    answer = yield Call(
+    call = Call(
         method="POST",
         path=path("threads", ":", thread_id, "copy"),
         body=encode_body(CopyRequest(target_thread_id=target_thread_id)),
@@ -486,51 +438,49 @@ def copy_thread(thread_id: str, target_thread_id: str) -> Steps[CopyReceipt]:
         repeatable=True,
         forgets=(target_thread_id,),
     )
-    return answer.decode(CopyReceipt)  # type: ignore[no-any-return]
+    return asked(call, CopyReceipt)
 
 
-def listed(given: Sequence[Each]) -> list[Each]:
+def listed(sequence: Sequence[Each]) -> list[Each]:
     """What a caller gave as a sequence of names or elements, as a list.
 
     Raises:
         TypeError: It is one text, of which each character would be taken for a name or an element.
     """
-    if isinstance(given, (str, bytes)):
+    if isinstance(sequence, (str, bytes)):
         raise TypeError("a sequence is needed, not one text: put it in a list")
-    return list(given)
+    return list(sequence)
 
 
 def prune(thread_ids: Sequence[str], strategy: str) -> Steps[RemovalReceipt]:
     """Prune threads, a thousand at a time; no thread, no request."""
-    wanted = [str(each) for each in listed(thread_ids)]
-    total = RemovalReceipt()
-    for start in range(0, len(wanted), IDS_PER_REQUEST_MAX):
-        body = PruneRequest(thread_ids=wanted[start : start + IDS_PER_REQUEST_MAX], strategy=strategy)
-        answer = yield Call(
-            method="POST",
-            path="/threads:prune",
-            body=encode_body(body),
-            repeatable=True,
-            forgets=tuple(body.thread_ids) if strategy == "delete" else (),
-        )
-        total = _sum(total, answer.decode(RemovalReceipt))
-    return total
+
+    def call(ids: list[str]) -> Call:
+        body = encode_body(PruneRequest(thread_ids=ids, strategy=strategy))
+        forgets = tuple(ids) if strategy == "delete" else ()
+        return Call(method="POST", path="/threads:prune", body=body, repeatable=True, forgets=forgets)
+
+    return _removed(thread_ids, call)
 
 
 def delete_runs(run_ids: Sequence[str]) -> Steps[RemovalReceipt]:
     """Remove runs, a thousand at a time; no run, no request."""
-    wanted = [str(each) for each in listed(run_ids)]
-    total = RemovalReceipt()
-    for start in range(0, len(wanted), IDS_PER_REQUEST_MAX):
-        body = RunsDeleteRequest(run_ids=wanted[start : start + IDS_PER_REQUEST_MAX])
-        answer = yield Call(method="POST", path="/runs:delete", body=encode_body(body), repeatable=True)
-        total = _sum(total, answer.decode(RemovalReceipt))
-    return total
+
+    def call(ids: list[str]) -> Call:
+        return Call(
+            method="POST", path="/runs:delete", body=encode_body(RunsDeleteRequest(run_ids=ids)), repeatable=True
+        )
+
+    return _removed(run_ids, call)
 
 
-def _sum(total: RemovalReceipt, more: RemovalReceipt) -> RemovalReceipt:
-    return RemovalReceipt(
-        threads=total.threads + more.threads,
-        checkpoints=total.checkpoints + more.checkpoints,
-        pending_writes=total.pending_writes + more.pending_writes,
-    )
+def _removed(sequence: Sequence[str], call: Callable[[list[str]], Call]) -> Steps[RemovalReceipt]:
+    ids = [str(each) for each in listed(sequence)]
+    threads = checkpoints = pending_writes = 0
+    for start in range(0, len(ids), IDS_PER_REQUEST_MAX):
+        answer = yield call(ids[start : start + IDS_PER_REQUEST_MAX])
+        receipt: RemovalReceipt = answer.decode(RemovalReceipt)
+        threads += receipt.threads
+        checkpoints += receipt.checkpoints
+        pending_writes += receipt.pending_writes
+    return RemovalReceipt(threads=threads, checkpoints=checkpoints, pending_writes=pending_writes)

@@ -20,11 +20,13 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from stateroom.errors import (
+    CheckpointNotFound,
     GatewayUnavailable,
     InvalidRequest,
     NotConfigured,
     Problem,
     StateroomError,
+    ThreadNotFound,
     error_from_problem,
 )
 from stateroom.share import SHARE_HEADER, ClientShare, resolve_share
@@ -44,6 +46,7 @@ _POSSIBLY_DONE = frozenset({"commit-unknown", "unexpected-answer"})
 _JITTER = SystemRandom()
 
 T = TypeVar("T")
+Other = TypeVar("Other")
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +142,21 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 Steps = Generator[Call, Answer, T]
 """A procedure that yields calls and is sent their answers; a client drives it."""
+
+
+def asked(call: Call, kind: type[T]) -> Steps[T]:
+    """The answer to a call."""
+    answer = yield call
+    content: T = answer.decode(kind)
+    return content
+
+
+def found(call: Call, kind: type[T], otherwise: Other) -> Steps[T | Other]:
+    """The answer to a call, or something else where there is no such thread or checkpoint."""
+    try:
+        return (yield from asked(call, kind))
+    except (CheckpointNotFound, ThreadNotFound):
+        return otherwise
 
 
 def encode_id(identifier: str) -> str:

@@ -3,10 +3,11 @@
 This module owns the shapes that never leave the package. It does not validate; the gateway does.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType, field
 
 from stateroom.types import (
     Artifact,
@@ -19,6 +20,8 @@ from stateroom.types import (
     ThreadInfo,
     Usage,
 )
+
+Item_co = TypeVar("Item_co", covariant=True)
 
 Version = str | int | float
 
@@ -113,16 +116,19 @@ class ChannelOut(Struct, kw_only=True):
     holes: list[int] = []
 
 
-class SerialisedWrite(Struct, kw_only=True):
-    """A pending write as it was serialised."""
-
+class _Write(Struct, kw_only=True):
     task_id: str
     idx: int
     channel: str
     task_path: str = ""
+    holes: list[int] = []
+
+
+class SerialisedWrite(_Write, kw_only=True):
+    """A pending write as it was serialised."""
+
     encoding: str
     data: bytes
-    holes: list[int] = []
 
 
 class PieceRequest(Struct, kw_only=True):
@@ -152,15 +158,10 @@ class CheckpointWithState(CheckpointInfo, kw_only=True):
     artifacts: dict[str, InlinedArtifact] = msgspec.field(default_factory=dict)
 
 
-class HoledWrite(Struct, kw_only=True):
+class HoledWrite(_Write, kw_only=True):
     """A pending write in the ``state`` view, its value undecoded because it may have placeholders."""
 
-    task_id: str
-    idx: int
-    channel: str
-    task_path: str = ""
     value: Raw
-    holes: list[int] = []
 
 
 class HoledCheckpoint(CheckpointInfo, kw_only=True):
@@ -208,10 +209,20 @@ class CheckpointWithChannels(CheckpointInfo, kw_only=True):
     history: ChannelHistories | UnsetType = UNSET
 
 
+class Page(Protocol[Item_co]):
+    """Some items of a list, and where the next ones begin."""
+
+    @property
+    def items(self) -> Sequence[Item_co]: ...
+
+    @property
+    def next_cursor(self) -> str | None: ...
+
+
 class CheckpointPage(Struct, kw_only=True):
     """Checkpoints in the ``none`` view, newest first."""
 
-    checkpoints: list[CheckpointInfo]
+    items: list[CheckpointInfo] = field(name="checkpoints")
     next_cursor: str | None = None
 
 
@@ -225,7 +236,7 @@ class ChannelsPage(Struct, kw_only=True):
 class ThreadPage(Struct, kw_only=True):
     """Threads, newest first."""
 
-    threads: list[ThreadInfo]
+    items: list[ThreadInfo] = field(name="threads")
     next_cursor: str | None = None
 
 
@@ -280,7 +291,7 @@ class RunsDeleteRequest(Struct, kw_only=True):
 class ArtifactPage(Struct, kw_only=True):
     """Artifacts of a thread."""
 
-    artifacts: list[Artifact]
+    items: list[Artifact] = field(name="artifacts")
     next_cursor: str | None = None
 
 

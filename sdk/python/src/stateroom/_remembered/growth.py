@@ -58,16 +58,16 @@ class Growth:
     def at(self, place: Place, checkpoint_id: str | None) -> Mapping[str, Sent]:
         """The lists of a checkpoint, if it is the one that was saved last."""
         with self._lock.mine():
-            found = self._places.get(place)
-            if found is None or found.refused or found.checkpoint_id != checkpoint_id:
+            growth = self._places.get(place)
+            if growth is None or growth.refused or growth.checkpoint_id != checkpoint_id:
                 return {}
-            return found.lists
+            return growth.lists
 
     def note(self, place: Place, checkpoint_id: str, lists: dict[str, Sent], *, first: bool) -> None:
         """Remember an acknowledged save; ``first``: it has no parent, so what was refused before does not count."""
         with self._lock.mine():
-            found = self._places.get(place)
-            if found is None or first or not found.refused:
+            growth = self._places.get(place)
+            if growth is None or first or not growth.refused:
                 self._keep(place, _Checkpoint(checkpoint_id, lists))
 
     def refuse(self, place: Place, checkpoint_id: str) -> None:

@@ -51,17 +51,17 @@ class Histories:
     def at(self, place: Place, channels: Iterable[str]) -> ChannelHistories | None:
         """What was given last, if it was of these channels; not to be changed."""
         with self._lock.mine():
-            found = self._places.get(place)
-            if found is None or found.histories.channels.keys() != {*channels}:
+            kept = self._places.get(place)
+            if kept is None or kept.histories.channels.keys() != {*channels}:
                 return None
             self._places.move_to_end(place)
-            return found.histories
+            return kept.histories
 
     def for_load(self, place: Place) -> ChannelHistories | None:
         """What was given last, if a load of the head can ask for what came since; not to be changed."""
         with self._lock.mine():
-            found = self._places.get(place)
-            return found.histories if found is not None and self._come_with_loads else None
+            kept = self._places.get(place)
+            return kept.histories if kept is not None and self._come_with_loads else None
 
     def refuse_loads(self) -> None:
         """Remember that the gateway gives no histories with loads."""
@@ -70,14 +70,14 @@ class Histories:
     def take(self, place: Place, channels: Iterable[str], checkpoint_id: str | None) -> ChannelHistories | None:
         """What came with the load of this checkpoint, if it was of these channels, once; not to be changed."""
         with self._lock.mine():
-            found = self._places.get(place)
-            if found is None or found.loaded_id is None or found.loaded_id != checkpoint_id:
+            kept = self._places.get(place)
+            if kept is None or kept.loaded_id is None or kept.loaded_id != checkpoint_id:
                 return None
-            if found.histories.channels.keys() != {*channels}:
+            if kept.histories.channels.keys() != {*channels}:
                 return None
-            self._places[place] = replace(found, loaded_id=None)
+            self._places[place] = replace(kept, loaded_id=None)
             self._places.move_to_end(place)
-            return found.histories
+            return kept.histories
 
     def keep(self, place: Place, histories: ChannelHistories, loaded_id: str | None = None) -> None:
         """Keep what was given, in place of what was given before; ``loaded_id``: with the load of this checkpoint."""
@@ -93,22 +93,22 @@ class Histories:
                 self._bytes -= self._places.popitem(last=False)[1].size_bytes
 
 
-def joined(before: ChannelHistories | None, found: ChannelHistories) -> ChannelHistories:
+def joined(before: ChannelHistories | None, answer: ChannelHistories) -> ChannelHistories:
     """An answer, put behind what was given before where it goes on from there.
 
     Raises:
         IntegrityFailure: It goes on from what was never given.
     """
-    known: Mapping[str, ChannelHistory] = {} if before is None else before.channels
+    earlier: Mapping[str, ChannelHistory] = {} if before is None else before.channels
     channels = {}
-    for name, each in found.channels.items():
+    for name, each in answer.channels.items():
         if not each.continues:
             channels[name] = each
-        elif name in known:
-            channels[name] = ChannelHistory(writes=known[name].writes + each.writes, seed=known[name].seed)
+        elif name in earlier:
+            channels[name] = ChannelHistory(writes=earlier[name].writes + each.writes, seed=earlier[name].seed)
         else:
             raise IntegrityFailure("a history goes on from one that was not given")
-    return ChannelHistories(channels=channels, mark=found.mark)
+    return ChannelHistories(channels=channels, mark=answer.mark)
 
 
 def _size(history: ChannelHistory) -> int:

@@ -86,7 +86,7 @@ def large_leaves(data: bytes) -> list[tuple[int, int]]:
     if len(data) < LEAF_BYTES_MIN or not any(header in data for header in _LARGE_HEADERS):
         return []
     try:
-        return [found for start in _parts(data) for found in start]
+        return [leaf for start in _parts(data) for leaf in start]
     except (IndexError, KeyError):
         return []
 
@@ -103,16 +103,16 @@ def _parts(data: bytes) -> Iterator[list[tuple[int, int]]]:
     else:
         at, count = 0, 1
     for _ in range(count):
-        found, at, spent = _search(data, at, budget)
+        leaves, at, spent = _search(data, at, budget)
         budget -= spent
-        yield found
+        yield leaves
         if budget <= 0:
             return
 
 
 def _search(data: bytes, at: int, budget: int) -> tuple[list[tuple[int, int]], int, int]:
     """The leaves of one object, where it ends, and how many objects were looked at."""
-    found: list[tuple[int, int]] = []
+    leaves: list[tuple[int, int]] = []
     left, spent = 1, 0
     while left and spent < budget:
         left -= 1
@@ -131,7 +131,7 @@ def _search(data: bytes, at: int, budget: int) -> tuple[list[tuple[int, int]], i
             if after > len(data):
                 raise IndexError
             if after - at >= LEAF_BYTES_MIN and spent <= _ELEMENT_TOKENS_MAX:
-                found.append((at, after))
+                leaves.append((at, after))
             at = after
         elif first in _FIXED:
             at += 1 + _FIXED[first]
@@ -139,7 +139,7 @@ def _search(data: bytes, at: int, budget: int) -> tuple[list[tuple[int, int]], i
             width, each = _CONTAINERS[first]
             left += each * int.from_bytes(data[at + 1 : at + 1 + width], "big")
             at += 1 + width
-    return found, at, spent
+    return leaves, at, spent
 
 
 def owner_tag(pinned: Pinned) -> bytes:
@@ -165,10 +165,10 @@ class PieceCache:
     def sent(self, name: bytes) -> bytes | None:
         """The piece id of a leaf that was sent."""
         with self._lock.mine():
-            found = self._sent.get(name)
-            if found is not None:
+            piece_id = self._sent.get(name)
+            if piece_id is not None:
                 self._sent.move_to_end(name)
-            return found
+            return piece_id
 
     def note_sent(self, name: bytes, piece_id: bytes) -> None:
         """Remember that a leaf was sent."""
@@ -186,10 +186,10 @@ class PieceCache:
     def content(self, owner: bytes, piece_id: bytes) -> bytes | None:
         """The content of a piece, if it is here."""
         with self._lock.mine():
-            found = self._content.get((owner, piece_id))
-            if found is not None:
+            content = self._content.get((owner, piece_id))
+            if content is not None:
                 self._content.move_to_end((owner, piece_id))
-            return found
+            return content
 
     def keep_content(self, owner: bytes, piece_id: bytes, content: bytes) -> None:
         """Keep the content of a piece for a while."""
@@ -239,9 +239,9 @@ def sending(
             each.names.append(_name(place, view[start:end]))
             leaves[each.names[-1]] = view[start:end]
     for _ in range(_ROUNDS - 1):
-        known = yield from _upload(cache, thread_id, leaves)
+        piece_ids = yield from _upload(cache, thread_id, leaves)
         for each in outgoing:
-            _punch(each, known)
+            _punch(each, piece_ids)
         try:
             return (yield from send())
         except PieceUnknown:
@@ -277,8 +277,8 @@ def _few(names: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 def _upload(cache: PieceCache, thread_id: str, leaves: dict[bytes, memoryview]) -> Steps[dict[bytes, bytes]]:
     """Upload what was not sent; returns the piece id of every leaf."""
-    known = {name: piece_id for name in leaves if (piece_id := cache.sent(name)) is not None}
-    for names in _few([name for name in leaves if name not in known]):
+    piece_ids = {name: piece_id for name in leaves if (piece_id := cache.sent(name)) is not None}
+    for names in _few([name for name in leaves if name not in piece_ids]):
         calls = tuple(
             Call(
                 method="POST",
@@ -290,12 +290,12 @@ def _upload(cache: PieceCache, thread_id: str, leaves: dict[bytes, memoryview]) 
         )
         answer = yield Call(method="POST", path="", together=calls)
         for name, each in zip(names, answer.answers, strict=True):
-            known[name] = each.decode(PieceReceipt).piece
-            cache.note_sent(name, known[name])
-    return known
+            piece_ids[name] = each.decode(PieceReceipt).piece
+            cache.note_sent(name, piece_ids[name])
+    return piece_ids
 
 
-def _punch(value: _Outgoing, known: dict[bytes, bytes]) -> None:
+def _punch(value: _Outgoing, piece_ids: dict[bytes, bytes]) -> None:
     parts: list[bytes | memoryview] = []
     holes: list[int] = []
     view = memoryview(value.data)
@@ -303,7 +303,7 @@ def _punch(value: _Outgoing, known: dict[bytes, bytes]) -> None:
     for (start, end), name in zip(value.leaves, value.names, strict=True):
         length += start - at
         holes.append(length)
-        parts += (view[at:start], _PLACEHOLDER.pack(_PLACEHOLDER_HEADER, known[name], end - start))
+        parts += (view[at:start], _PLACEHOLDER.pack(_PLACEHOLDER_HEADER, piece_ids[name], end - start))
         length += _PLACEHOLDER.size
         at = end
     parts.append(view[at:])
@@ -326,27 +326,27 @@ def receiving(
         return
     owner, place = owner_tag(pinned), _place(pinned, thread_id)
     wanted = dict(_placeholder(each, at) for each in holed for at in each.holes)
-    found: dict[bytes, bytes] = {}
+    contents: dict[bytes, bytes] = {}
     for piece_id in wanted:
         content = cache.content(owner, piece_id)
         if content is not None:
-            found[piece_id] = content
-    for batch in _few([each for each in wanted if each not in found]):
+            contents[piece_id] = content
+    for batch in _few([each for each in wanted if each not in contents]):
         calls = tuple(
             Call(method="GET", path=path("threads", ":", thread_id, "pieces", ":", piece_name(each)), repeatable=True)
             for each in batch
         )
         answer = yield Call(method="GET", path="", together=calls)
         for piece_id, each in zip(batch, answer.answers, strict=True):
-            found[piece_id] = _content(each, wanted[piece_id])
-            cache.note_sent(_name(place, found[piece_id]), piece_id)  # it need not go back with the next save
-            cache.keep_content(owner, piece_id, found[piece_id])
+            contents[piece_id] = _content(each, wanted[piece_id])
+            cache.note_sent(_name(place, contents[piece_id]), piece_id)  # it need not go back with the next save
+            cache.keep_content(owner, piece_id, contents[piece_id])
     for value in holed:
         parts: list[bytes | memoryview] = []
         view = memoryview(value.data)
         at = 0
         for hole in value.holes:
-            parts += (view[at:hole], found[_placeholder(value, hole)[0]])
+            parts += (view[at:hole], contents[_placeholder(value, hole)[0]])
             at = hole + _PLACEHOLDER.size
         parts.append(view[at:])
         value.data, value.holes = b"".join(parts), []
@@ -391,21 +391,21 @@ def sending_state(
     return (yield from sending(cache, pinned, thread_id, list(large.values()), send_state))
 
 
-def receiving_state(cache: PieceCache, pinned: Pinned, found: HoledCheckpoint) -> Steps[CheckpointWithState]:
+def receiving_state(cache: PieceCache, pinned: Pinned, holed: HoledCheckpoint) -> Steps[CheckpointWithState]:
     """A checkpoint with its state, as `receiving` puts it together.
 
     Args:
         cache: What is remembered.
         pinned: For whom.
-        found: What the gateway answered.
+        holed: What the gateway answered.
     """
     state = {
-        name: ChannelOut(encoding="msgpack", data=bytes(raw), holes=found.state_holes.get(name, []))
-        for name, raw in found.state.items()
+        name: ChannelOut(encoding="msgpack", data=bytes(raw), holes=holed.state_holes.get(name, []))
+        for name, raw in holed.state.items()
     }
-    writes = [ChannelOut(encoding="msgpack", data=bytes(each.value), holes=each.holes) for each in found.pending_writes]
-    yield from receiving(cache, pinned, found.thread_id, [*state.values(), *writes])
-    info = {name: getattr(found, name) for name in CheckpointInfo.__struct_fields__}
+    writes = [ChannelOut(encoding="msgpack", data=bytes(each.value), holes=each.holes) for each in holed.pending_writes]
+    yield from receiving(cache, pinned, holed.thread_id, [*state.values(), *writes])
+    info = {name: getattr(holed, name) for name in CheckpointInfo.__struct_fields__}
     return CheckpointWithState(
         **info,
         state={name: _plain(each) for name, each in state.items()},
@@ -417,7 +417,7 @@ def receiving_state(cache: PieceCache, pinned: Pinned, found: HoledCheckpoint) -
                 task_path=each.task_path,
                 value=_plain(value),
             )
-            for each, value in zip(found.pending_writes, writes, strict=True)
+            for each, value in zip(holed.pending_writes, writes, strict=True)
         ],
     )
 

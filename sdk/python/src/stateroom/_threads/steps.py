@@ -7,7 +7,7 @@ each, a race between them is then reported as ``HeadMoved``.
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic
+from typing import Any, Generic, TypedDict
 
 from msgspec import UNSET
 
@@ -71,28 +71,28 @@ def once_place(once_key: str) -> tuple[str, str]:
     return f"once:{digest[:32]}", channel
 
 
+class ThreadOptions(TypedDict):
+    """What a thread object was made with; ``Client.thread`` says what each means."""
+
+    agent: str | None
+    state_type: Any
+    namespace: str
+    state_version: StateVersion | None
+    strict: bool
+
+
 class ThreadSteps(Generic[StateT]):
     """A thread's procedures, which ``Thread`` and ``AsyncThread`` drive."""
 
-    def __init__(
-        self,
-        thread_id: str,
-        *,
-        agent: str | None,
-        state_type: Any,
-        namespace: str,
-        state_version: StateVersion | None,
-        strict: bool,
-        pieces: PieceCache,
-    ) -> None:
+    def __init__(self, thread_id: str, pieces: PieceCache, options: ThreadOptions) -> None:
         self.thread_id = thread_id
-        self.agent = agent
-        self.namespace = namespace
-        self.state_version = state_version
-        self._accepts = None if state_version is None else accepted([state_version])
-        self._state_type = state_type
+        self.agent = options["agent"]
+        self.namespace = options["namespace"]
+        self.state_version = options["state_version"]
+        self._accepts = None if self.state_version is None else accepted([self.state_version])
+        self._state_type = options["state_type"]
         self._pieces = pieces
-        self._strict = strict
+        self._strict = options["strict"]
         self._is_made_strict = False
         # Three positions: never looked (known is false), looked and found nothing (None), a head.
         self._known = False
@@ -102,6 +102,16 @@ class ThreadSteps(Generic[StateT]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.thread_id!r}, namespace={self.namespace!r})"
+
+    def _options(self) -> ThreadOptions:
+        """What makes another object of the same thread."""
+        return ThreadOptions(
+            agent=self.agent,
+            state_type=self._state_type,
+            namespace=self.namespace,
+            state_version=self.state_version,
+            strict=self._strict,
+        )
 
     @property
     def head_id(self) -> str | None:
@@ -113,25 +123,25 @@ class ThreadSteps(Generic[StateT]):
         self._head_id = head_id
         self._step = step
 
-    def _as_head(self, found: CheckpointWithState) -> Head[StateT]:
-        fields = {name: getattr(found, name) for name in found.__struct_fields__}
-        fields["state"] = state_from_plain(found.state, self._state_type)
+    def _as_head(self, checkpoint: CheckpointWithState) -> Head[StateT]:
+        fields = {name: getattr(checkpoint, name) for name in checkpoint.__struct_fields__}
+        fields["state"] = state_from_plain(checkpoint.state, self._state_type)
         return Head(**fields)
 
     def _found(
         self, pinned: Pinned, checkpoint_id: str | None, *, resolve_artifacts: bool
     ) -> Steps[tuple[CheckpointWithState, str | None] | None]:
         for is_last in (False, True):
-            found = yield from calls.load_state(
+            loaded = yield from calls.load_state(
                 self.thread_id,
                 self.namespace,
                 checkpoint_id,
                 accepts=self._accepts,
                 resolve_artifacts=resolve_artifacts,
             )
-            if found is None:
+            if loaded is None:
                 return None
-            checkpoint, head_id = found
+            checkpoint, head_id = loaded
             if not isinstance(checkpoint, HoledCheckpoint):
                 return checkpoint, head_id
             try:
@@ -143,21 +153,21 @@ class ThreadSteps(Generic[StateT]):
         raise AssertionError  # the last round returns or raises
 
     def _load(self, pinned: Pinned, *, resolve_artifacts: bool = False) -> Steps[Head[StateT] | None]:
-        found = yield from self._found(pinned, self._fork_of, resolve_artifacts=resolve_artifacts)
-        if found is None:
+        loaded = yield from self._found(pinned, self._fork_of, resolve_artifacts=resolve_artifacts)
+        if loaded is None:
             if self._fork_of is not None:
                 raise CheckpointNotFound("the checkpoint to fork from is gone")
             self._take_position(None, None)
             return None
-        checkpoint, head_id = found
+        checkpoint, head_id = loaded
         self._take_position(head_id or checkpoint.checkpoint_id, checkpoint.step)
         return self._as_head(checkpoint)
 
     def _at(self, pinned: Pinned, checkpoint_id: str, *, resolve_artifacts: bool = False) -> Steps[Head[StateT]]:
-        found = yield from self._found(pinned, checkpoint_id, resolve_artifacts=resolve_artifacts)
-        if found is None:
+        loaded = yield from self._found(pinned, checkpoint_id, resolve_artifacts=resolve_artifacts)
+        if loaded is None:
             raise CheckpointNotFound("the namespace has no such checkpoint")
-        return self._as_head(found[0])
+        return self._as_head(loaded[0])
 
     def _fork_from(self, pinned: Pinned, checkpoint_id: str) -> Steps[None]:
         """Position this fresh object at an old checkpoint."""
