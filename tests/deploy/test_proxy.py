@@ -5,6 +5,7 @@ import functools
 import hashlib
 import inspect
 import json
+import os
 import re
 import ssl
 import warnings
@@ -29,7 +30,7 @@ from tests.support.rotation import Rotation, under_load
 deployed = pytest.mark.deployed
 FILE_BYTES = 200 * 2**20
 MEBIBYTE = bytes(range(256)) * 4096
-DRAIN_SECONDS = "8"  # longer than the 4 s in which a proxy that asks every two seconds has seen two failures
+DRAIN_SECONDS = "10"  # as where nothing is said
 KINDS = {"haproxy": HAProxy, "nginx": Nginx}
 
 
@@ -132,8 +133,31 @@ def test_the_program_finds_no_fault_with_its_file(kind, certificate, tmp_path):
 def test_gateways_whose_names_are_not_known_yet_keep_nothing_from_starting(haproxy, certificate, tmp_path):
     checked = haproxy(tmp_path, certificate, []).check()
     assert checked.returncode == 0, checked.stderr
-    warnings = [line for line in checked.stderr.splitlines() if "WARNING" in line]
-    assert [line for line in warnings if "could not resolve address 'gateway-" not in line] == []
+    said = [line for line in checked.stderr.splitlines() if "WARNING" in line]
+    assert [line for line in said if "could not resolve address 'gateway-" not in line] == []
+
+
+@deployed
+def test_the_line_of_the_readme_for_addresses_from_dns_alone_fits_the_file(haproxy, certificate, tmp_path):
+    (template,) = re.findall(r"`(server-template [^`]+)`", (FOLDER / "README.md").read_text())
+
+    def from_dns(text):
+        text, replaced = re.subn(r"    server gateway-1 .*\n    server gateway-2 .*\n", f"    {template}\n", text)
+        assert replaced == 1
+        return text
+
+    assert haproxy(tmp_path, certificate, [], edit=from_dns).check().returncode == 0
+
+
+@deployed
+async def test_haproxy_gives_up_being_root_and_the_file_system(haproxy, certificate, rotation, tmp_path):
+    begun = haproxy(tmp_path, certificate, rotation.ports, STATEROOM_PROXY_USER="haproxy")
+    async with begun as proxy, client(proxy) as asking:
+        assert (await asking.get("/livez")).status_code == 200
+        process = psutil.Process(proxy.pid)
+        assert process.username() == "haproxy"
+        root = f"/proc/{proxy.pid}/root"
+        assert await asyncio.to_thread(os.readlink, root) == "/var/lib/haproxy"
 
 
 # --- TLS and who is let in --------------------------------------------------------------------------------------------
