@@ -12,8 +12,8 @@ from gateway.telemetry import Metrics
 from tests.support.metrics import exposition as exposition_of
 from tests.support.promql import (
     DASHBOARDS,
+    OF_OTHERS,
     PROMETHEUS,
-    SCRAPED_BY_PROMETHEUS,
     dashboard_of,
     families,
     groups,
@@ -72,7 +72,7 @@ def test_every_alert_is_in_a_row_of_the_pages_that_say_what_to_look_at():
 
 
 def test_rules_ask_for_metrics_that_a_process_has(exposition):
-    known = families(exposition) | SCRAPED_BY_PROMETHEUS | RECORDED.keys()
+    known = families(exposition) | OF_OTHERS | RECORDED.keys()
     for what, expression in [*RECORDED.items(), *((name, rule["expr"]) for name, rule in ALERTS.items())]:
         assert names_in(expression), what
         assert names_in(expression) <= known, what
@@ -158,6 +158,6 @@ async def test_every_name_that_a_rule_or_a_dashboard_asks_for_is_in_a_real_scrap
     expressions = [rule["expr"] for rule in (*rules("alert"), *rules("record"))]
     for file in DASHBOARDS:
         expressions += [target["expr"] for panel in panels(dashboard_of(file)) for target in panel["targets"]]
-    wanted = set().union(*map(names_in, expressions)) - SCRAPED_BY_PROMETHEUS - RECORDED.keys()
+    wanted = set().union(*map(names_in, expressions)) - OF_OTHERS - RECORDED.keys()
     for addresses in watched.metrics.values():  # each kind has all: what it does not do is 0 or NaN
         assert wanted <= families(await exposition_of(int(addresses[0].rpartition(":")[2])))

@@ -498,6 +498,7 @@ async def test_haproxy_shows_itself_to_prometheus_and_to_what_balances_it(
             assert (await asking.get("/anything")).status_code == 404
             text = (await asking.get("/metrics")).text
             assert 'haproxy_server_status{proxy="gateways",server="gateway-1",state="UP"} 1' in text
+            assert 'haproxy_backend_active_servers{proxy="gateways"} 1' in text  # what an alert goes by
             await alone.gateways[0].kill()
             await until(functools.partial(_is_out, asking))
             assert (await asking.get("/readyz")).json() == {"ready": False}

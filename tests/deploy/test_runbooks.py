@@ -1,12 +1,17 @@
 """Runbooks: a page an alert, links that lead somewhere, and commands that work as they stand."""
 
+import asyncio
 import json
 import re
+import secrets
+import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from tests.support.promql import DEPLOY, rules
-from tests.support.watched import used
+from tests.support.watched import used, watched_deployment
 
 PAGES = sorted((DEPLOY / "runbooks").glob("*.md"))
 SEVERITIES = {rule["alert"]: rule["labels"]["severity"] for rule in rules("alert")}
@@ -14,6 +19,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = "# Not run by a test: "
 NOT_RUN_BLOCKS = {"README": 2, "full-disk": 1, "region-loss": 2, "restore": 1, "stuck-job": 1}
+DISK_BYTES = 400 * 1024 * 1024
 OF_CHANGES = (
     "restart",
     "stop",
@@ -63,7 +69,7 @@ def test_the_index_lists_every_page_and_how_urgent_it_is():
 def test_every_link_leads_somewhere(page):
     for link in LINK.findall(without_code(page.read_text())):
         target, _, anchor = link.partition("#")
-        if re.fullmatch(r"\.\./(compose|proxy|systemd)/README\.md", target):
+        if re.fullmatch(r"\.\./compose/README\.md", target):
             continue
         file = (page.parent / target).resolve() if target else page
         assert file.exists(), link
@@ -124,3 +130,56 @@ async def test_the_commands_of_a_page_work_as_they_stand(watched, prometheus, id
                 await watched.start()
             assert code == 0, f"{block}\n{output}"
             assert "ERROR" not in output, f"{block}\n{output}"
+
+
+@pytest.fixture
+def small_disk():
+    """A folder on a file system of its own, which is soon full."""
+    folder = Path(tempfile.mkdtemp(prefix="stateroom-disk-"))
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", folder],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mounted.returncode:
+        folder.rmdir()
+        pytest.fail(f"a file system of its own takes root: {mounted.stderr}", pytrace=False)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+    folder.rmdir()
+
+
+@pytest.mark.deployed
+async def test_a_full_disk_looks_as_the_page_says_and_is_over_when_there_is_room(small_disk, launcher, tool):
+    page = (DEPLOY / "runbooks" / "full-disk.md").read_text()
+    [look] = BLOCK.findall(page.partition("## Decide")[0])
+    async with watched_deployment(launcher, tool, disk=small_disk) as watched, watched.gateways[0].client() as client:
+
+        async def save():
+            return await client.post("/v1/threads/t/checkpoints", json={"state": {"text": secrets.token_hex(200_000)}})
+
+        async def ready():
+            return (await client.get(f"{watched.environ['METRICS']}/readyz")).json()
+
+        assert (await save()).status_code == 201
+        filler = small_disk / "filler"
+        done = await watched.shell(f"dd if=/dev/zero of={filler} bs=64k 2>&1 || true")
+        assert "No space left on device" in done[1]
+        async with asyncio.timeout(60):
+            refused = await save()
+            while refused.status_code == 201:  # what PostgreSQL had reserved
+                refused = await save()
+        assert (refused.status_code, refused.json()["code"]) == (503, "database-read-only")
+        for _ in range(2):
+            assert (await save()).status_code == 503
+        shown = await ready()
+        assert (shown["ready"], shown["database"], shown["writes"]) == (False, True, False)
+        code, output = await watched.shell(look)
+        assert code == 0, output
+        assert "checkpoints" in output
+
+        filler.unlink()
+        saved = await save()
+        assert saved.status_code == 201, saved.text
+        assert (await ready())["ready"]

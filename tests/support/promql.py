@@ -11,7 +11,7 @@ import yaml
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PROMETHEUS = DEPLOY / "prometheus"
 DASHBOARDS = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))
-SCRAPED_BY_PROMETHEUS = {"up"}  # it makes this one itself
+OF_OTHERS = {"up", "haproxy_backend_active_servers"}  # Prometheus' own, and the proxy's (`tests/deploy/test_proxy.py`)
 _TEXT = re.compile(r"\"[^\"]*\"|'[^']*'")
 _BRACES = re.compile(r"\{[^}]*\}|\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)")
 _NAME = re.compile(r"\b(up|(?:stateroom|process|haproxy)[a-z0-9_]*(?::[a-z0-9_:]+)?)\b(?!\s*\()")

@@ -124,6 +124,47 @@ class Prometheus(Server):
                 await asyncio.sleep(0.2)
 
 
+class Alertmanager(Server):
+    """An Alertmanager with the shipped routes and inhibitions, that tells each receiver's alerts at once to an address.
+
+    Args:
+        program: Where it is.
+        folder: For its data and its configuration.
+        told: An address of HTTP; the receiver's name is the path.
+    """
+
+    def __init__(self, program: str, folder: Path, told: str) -> None:
+        config = yaml.safe_load((PROMETHEUS / "alertmanager.yml").read_text())
+        at_once = {"group_wait": "0s", "group_interval": "1s"}
+        config["route"] |= at_once
+        config["route"]["routes"] = [route | at_once for route in config["route"]["routes"]]
+        config["receivers"] = [
+            {"name": each["name"], "webhook_configs": [{"url": f"{told}/{each['name']}"}]}
+            for each in config["receivers"]
+        ]
+        file = folder / "alertmanager.yml"
+        file.write_text(yaml.safe_dump(config))
+        port = free_port()
+        super().__init__(
+            [
+                program,
+                f"--config.file={file}",
+                f"--storage.path={folder / 'alertmanager'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+                "--cluster.listen-address=",
+                "--log.level=warn",
+            ],
+            port,
+            folder,
+        )
+
+    async def alerts(self) -> dict[str, str]:
+        """The state, ``active`` or ``suppressed``, of each alert by its name."""
+        async with httpx.AsyncClient() as client:
+            answer = (await client.get(f"{self.url}/api/v2/alerts")).json()
+        return {each["labels"]["alertname"]: each["status"]["state"] for each in answer}
+
+
 @dataclass
 class Watched:
     """A deployment with its processes; `environ` is what runbooks say that their commands take."""
@@ -165,13 +206,15 @@ class Watched:
 
 
 @asynccontextmanager
-async def watched_deployment(launcher: Launcher, tool: Callable[[str], str]) -> AsyncIterator[Watched]:
-    """Engines, processes and what they are known by, while the block runs."""
+async def watched_deployment(
+    launcher: Launcher, tool: Callable[[str], str], disk: Path | None = None
+) -> AsyncIterator[Watched]:
+    """Engines, processes and what they are known by, while the block runs; the database is on ``disk``, if given."""
     # Not pytest's own folder: its parents are closed to the unprivileged user PostgreSQL runs as.
     folder = Path(tempfile.mkdtemp(prefix="stateroom-watched-"))
     async with AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, folder)
-        postgres = stack.enter_context(EmbeddedPostgres(folder))
+        postgres = stack.enter_context(EmbeddedPostgres(disk or folder))
         s3 = stack.enter_context(EmbeddedS3(folder))
         deployment = (await deploy(postgres, folder, await migrated(postgres))).with_buckets(s3.url(), s3.archive_url())
         gateways, metrics = [], {}
