@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import re
+import signal
 import ssl
 import warnings
 from contextlib import asynccontextmanager
@@ -484,6 +485,22 @@ async def test_the_client_notices_nothing_of_a_gateway_that_goes(kind, certifica
             if not leaving.pid:
                 await leaving.start()
         assert ended == [None] * 4
+
+
+@deployed
+async def test_haproxy_that_is_told_to_leave_ends_what_is_under_way(haproxy, certificate, tmp_path):
+    asked = asyncio.Event()
+
+    async def answer(head, writer):
+        asked.set()
+        await silent_for_three_seconds(head, writer)
+
+    async with stub(answer) as ports, haproxy(tmp_path, certificate, [ports]) as proxy, client(proxy) as asking:
+        under_way = asyncio.create_task(asking.get("/v1/threads"))
+        await asked.wait()
+        os.kill(proxy.pid, signal.SIGUSR1)
+        assert (await under_way).text == "data: first\n\ndata: second\n\n"
+        await until(lambda: not proxy.runs)
 
 
 @deployed

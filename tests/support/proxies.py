@@ -122,13 +122,18 @@ class Proxy:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def runs(self) -> bool:
+        assert self._process is not None
+        return self._process.poll() is None
+
     async def __aenter__(self) -> Self:
         with self._log.open("wb") as file:
             command, environ = self._command(), self._environ()
             self._process = await asyncio.to_thread(subprocess.Popen, command, env=environ, stdout=file, stderr=file)
         async with asyncio.timeout(START_SECONDS_MAX):
             while not await self._listens():
-                assert self._process.poll() is None, self.log
+                assert self.runs, self.log
                 await asyncio.sleep(0.05)
         return self
 
