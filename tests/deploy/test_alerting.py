@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import asyncpg
 import pytest
 
 from tests.support.promql import DEPLOY
@@ -16,6 +17,8 @@ from tests.support.watched import Alertmanager, Prometheus, Server, used
 
 pytestmark = pytest.mark.deployed
 ALERT = "StateroomRootKeyDown"
+# Pending ones, too; but how fast the machine of the tests is, is not the question.
+RAISED = 'ALERTS{alertname!~"StateroomCommitSlow|StateroomPoolWaits|StateroomLatency.+"}'
 FIRES_SECONDS_MAX = 240.0  # two minutes of `for`, and what it takes to notice
 
 
@@ -65,6 +68,18 @@ async def until(so, seconds=60.0):
             if await so():
                 return
             await asyncio.sleep(0.2)
+
+
+async def test_a_deployment_that_is_well_raises_nothing(watched, prometheus):
+    await used(watched)
+    await prometheus.until('stateroom:round_age_seconds{round="jobs"} < 120')
+    await used(watched)  # what only grew before it was scraped has no rate
+    await prometheus.until("stateroom:requests_failed:ratio_rate5m == 0")
+
+    async def silent():
+        return not await prometheus.ask(RAISED)
+
+    await until(silent)
 
 
 async def test_a_root_key_that_cannot_be_used_pages_somebody_and_its_runbook_ends_it(
@@ -123,3 +138,26 @@ async def test_a_root_key_that_cannot_be_used_pages_somebody_and_its_runbook_end
         return heard["tickets", "Other", "firing"]
 
     await until(told_at_last)
+
+
+async def test_a_row_that_somebody_edited_pages_at_once_and_its_runbook_says_whose_it_is(watched, prometheus, told):
+    _, heard = told
+    await used(watched)
+    await prometheus.until("stateroom_integrity_failures_total == 0")
+    attacker = await asyncpg.connect(watched.environ["ADMIN_URL"])
+    await attacker.execute("UPDATE stateroom.checkpoints SET step = coalesce(step, 0) + 1 WHERE thread_id = 'trip-1'")
+    await attacker.close()
+    async with watched.gateways[0].client() as client:
+        refused = await client.get("/v1/threads/trip-1/checkpoints/latest")
+    assert (refused.status_code, refused.json()["code"]) == (500, "integrity-failure")
+
+    async def paged():
+        return heard["pages", "StateroomIntegrityFailure", "firing"]
+
+    await until(paged)
+    page = (DEPLOY / "runbooks" / "StateroomIntegrityFailure.md").read_text()
+    look, extent = (part.split("```sh\n")[1].split("```")[0] for part in page.split("## Decide"))
+    code, output = await watched.shell(look, stops=False)
+    assert (code, '"code":"integrity-failure"' in output) == (0, True), output
+    code, output = await watched.shell(extent, stops=False)
+    assert watched.environ["TENANT_ID"] in output

@@ -8,10 +8,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from tests.support.promql import DEPLOY, rules
-from tests.support.watched import used, watched_deployment
+from tests.support.watched import job_that_waits, used, watched_deployment
 
 PAGES = sorted((DEPLOY / "runbooks").glob("*.md"))
 SEVERITIES = {rule["alert"]: rule["labels"]["severity"] for rule in rules("alert")}
@@ -130,6 +131,42 @@ async def test_the_commands_of_a_page_work_as_they_stand(watched, prometheus, id
                 await watched.start()
             assert code == 0, f"{block}\n{output}"
             assert "ERROR" not in output, f"{block}\n{output}"
+
+
+def section(page, title):
+    """The blocks of a section of a page."""
+    return BLOCK.findall((DEPLOY / "runbooks" / f"{page}.md").read_text().split(f"\n## {title}\n")[1].split("\n## ")[0])
+
+
+@pytest.mark.deployed
+async def test_who_holds_a_lock_that_saves_wait_for_is_found_as_the_page_says(watched):
+    await used(watched)
+    holder = await asyncpg.connect(watched.environ["ADMIN_URL"])
+    async with watched.gateways[0].client() as client:
+        async with holder.transaction():
+            await holder.execute("LOCK TABLE stateroom.threads, stateroom.heads IN ACCESS EXCLUSIVE MODE")
+            pid = await holder.fetchval("SELECT pg_backend_pid()")
+            saving = asyncio.create_task(client.post("/v1/threads/trip-9/checkpoints", json={"state": {"n": 1}}))
+            who, _ = section("slow-database", "A lock")
+            async with asyncio.timeout(30):
+                output = ""
+                while f"{{{pid}}}" not in output:  # somebody waits for it
+                    _, output = await watched.shell(who)
+        assert (await saving).status_code in (201, 503)  # as it had waited by then
+    await holder.close()
+    assert re.search(rf"^ *{pid} \|.*idle in transaction", output, re.MULTILINE), output
+
+
+@pytest.mark.deployed
+async def test_a_job_that_does_not_end_says_what_it_waits_for_as_the_page_says(watched):
+    await used(watched)
+    [look] = section("stuck-job", "First look")
+    async with job_that_waits(watched) as job_id, asyncio.timeout(60):
+        output = ""
+        while "older-transactions" not in output:
+            _, output = await watched.shell(look)
+        assert job_id in output
+        assert '"event":"job waits"' in output
 
 
 @pytest.fixture
