@@ -151,6 +151,15 @@ clients: setup ## Lint the OpenAPI document; generate, compile and use clients i
 deployed: setup ## Run everything below deploy/ for real: images, units, proxies, alerts, runbooks, backups (tools of its own)
 	@$(RUN) pytest -m deployed -v tests/deploy $(PYTEST_ARGS)
 
+.PHONY: release
+release: setup ## Write the files of a release into dist/: wheels, locked requirements, bill of materials, checksums
+	@UV='$(UV)' deploy/container/release.sh dist
+
+# BASE, ENGINE, WHEELHOUSE, PIP_CONF and CA come from the environment: deploy/container/build.sh --help.
+.PHONY: image
+image: release ## Build the container image of that release
+	@DIST=dist deploy/container/build.sh $(IMAGE)
+
 .PHONY: clean
 clean: ## Remove environments and caches, never data (DATA_DIR stays)
 	@rm -rf .venv .tools .cache mutants .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

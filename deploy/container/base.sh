@@ -6,7 +6,7 @@ usage() {
     cat <<'TEXT'
 usage: base.sh IMAGE [PACKAGE...]
 
-Makes IMAGE of Debian 12's essential packages, python3 with venv, CA certificates and the PACKAGEs named, without a package
+Makes IMAGE of Debian 12's essential packages, python3 with venv, CA certificates, libstdc++ and the PACKAGEs named, without a package
 manager, manuals or translations. Debian's python3 is built with profile-guided and link-time optimisation. Needs root, mmdebstrap, and a
 mirror of Debian; takes a minute or two.
 
@@ -32,7 +32,7 @@ engine=${ENGINE:-$(command -v podman > /dev/null && echo podman || echo docker)}
 for program in "$engine" mmdebstrap; do
     command -v "$program" > /dev/null || { echo "base.sh: there is no $program" >&2; exit 1; }
 done
-packages=$(IFS=,; echo "python3-venv,ca-certificates,usr-is-merged${*:+,$*}")
+packages=$(IFS=,; echo "python3-venv,ca-certificates,libstdc++6,usr-is-merged${*:+,$*}")
 
 work=$(mktemp -d)
 trap 'rm -rf -- "$work"' EXIT

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import containers
 from tests.support.production import Launcher
 from tests.support.watched import Prometheus, Watched, watched_deployment
 
@@ -27,12 +28,16 @@ PACKAGES = {
     "buildah": "buildah",
     "curl": "curl",
     "haproxy": "haproxy",
+    "iptables": "iptables",
     "kubectl": "kubectl",
+    "mmdebstrap": "mmdebstrap",
     "nginx": "nginx",
     "pgbouncer": "pgbouncer",
     "podman": "podman",
     "prometheus": "prometheus",
     "promtool": "prometheus",
+    "runc": "runc",
+    "ssh-keygen": "openssh-client",
     "shellcheck": "shellcheck",
     "systemd-analyze": "systemd",
 }
@@ -60,7 +65,7 @@ def installed(name: str) -> Path:
 @pytest.fixture(scope="session")
 def tool() -> Callable[[str], str]:
     """The path of a program by its name; what is missing fails the test with the name of its package."""
-    path = os.pathsep.join((os.environ["PATH"], "/usr/sbin", "/sbin"))
+    path = os.pathsep.join((os.environ["PATH"], "/usr/sbin", "/sbin", "/usr/lib/podman"))
 
     def find(name: str) -> str:
         found = shutil.which(name, path=path)
@@ -85,3 +90,23 @@ def prometheus(watched: Watched, tool: Callable[[str], str]) -> Iterator[Prometh
     watched.environ["PROMETHEUS"] = made.url
     yield made
     made.stop()
+
+
+@pytest.fixture(scope="session")
+def podman(tool: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> containers.Podman:
+    """Podman, and what it needs here."""
+    for name in ("runc", "iptables", "mmdebstrap", "netavark", "aardvark-dns"):
+        tool(name)
+    return containers.Podman(tool("podman"), tmp_path_factory.mktemp("podman"))
+
+
+@pytest.fixture(scope="session")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a release of this tree."""
+    return containers.release(tmp_path_factory.mktemp("release") / "dist")
+
+
+@pytest.fixture(scope="session")
+def gateway_image(podman: containers.Podman, dist: Path) -> str:
+    """The image of that release."""
+    return containers.gateway_image(podman, dist)
