@@ -15,6 +15,7 @@ from tests.support.promql import DEPLOY, rules
 from tests.support.watched import job_that_waits, used, watched_deployment
 
 PAGES = sorted((DEPLOY / "runbooks").glob("*.md"))
+INDICES = [DEPLOY / part / "README.md" for part in ("prometheus", "grafana")]
 SEVERITIES = {rule["alert"]: rule["labels"]["severity"] for rule in rules("alert")}
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -66,7 +67,7 @@ def test_the_index_lists_every_page_and_how_urgent_it_is():
         assert page.stem == "README" or f"({page.name})" in text, page.name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, *INDICES], ids=lambda page: f"{page.parent.name}/{page.stem}")
 def test_every_link_leads_somewhere(page):
     for link in LINK.findall(without_code(page.read_text())):
         target, _, anchor = link.partition("#")
