@@ -30,6 +30,9 @@ OF_CHANGES = (
     "accept",
     "suspend",
     "upgrade\n",
+    "stateroom sweep",
+    "--repair",
+    "--set",
     "ALTER",
     "pg_terminate",
 )
