@@ -239,12 +239,17 @@ def _database_url(name: str, text: str) -> str:
     from sqlalchemy.engine import make_url  # noqa: PLC0415  a client's credentials are read without it
     from sqlalchemy.exc import ArgumentError  # noqa: PLC0415
 
+    from storage.postgres.engine import PARAMETERS  # noqa: PLC0415
+
     try:
-        backend = make_url(text).get_backend_name()
+        url = make_url(text)
+        backend = url.get_backend_name()
     except (ArgumentError, ValueError):  # a port that is no number; its message quotes what may be the password
         backend = ""
     if backend != "postgresql":
         raise _wrong(name, "is not a database URL; set it to postgresql://user:password@host:port/database")
+    if not url.query.keys() <= PARAMETERS:  # unnamed: it may be a password that was not percent-encoded
+        raise _wrong(name, f"has a parameter after its ? that is none of {', '.join(sorted(PARAMETERS))}")
     return text
 
 

@@ -13,6 +13,7 @@ also drops what is set at connect; that the role has the same settings is then t
 
 from importlib.metadata import version
 from typing import Any
+from urllib.parse import urlencode
 
 from sqlalchemy import event
 from sqlalchemy.engine import URL, make_url
@@ -37,6 +38,26 @@ LOCK_TIMEOUT_MS = 5_000
 STATEMENT_TIMEOUT_MS = 30_000
 IDLE_IN_TRANSACTION_TIMEOUT_MS = 30_000
 
+# What libpq's URLs say of TLS.
+_TLS = frozenset(
+    {
+        "sslmode", "sslnegotiation", "sslrootcert", "sslcrl", "sslcert", "sslkey", "sslpassword",
+        "ssl_min_protocol_version", "ssl_max_protocol_version",
+    }
+)  # fmt: skip
+
+PARAMETERS = _TLS | {"host", "port", "statement_cache_size", "target_session_attrs"}  # what a URL's query may have
+
+
+def for_asyncpg(database_url: str) -> tuple[URL, dict[str, str]]:
+    """A URL as SQLAlchemy takes it, and the arguments of a connection that say the rest.
+
+    SQLAlchemy makes an argument of each parameter; asyncpg knows those about TLS in a URL only, so that they get one.
+    """
+    url = make_url(database_url).set(drivername="postgresql+asyncpg")
+    tls = {name: texts[-1] for name, texts in url.normalized_query.items() if name in _TLS}
+    return url.difference_update_query(tls), {"dsn": f"postgresql://?{urlencode(tls)}"} if tls else {}
+
 
 def create_engine(database_url: str, *, connections_max: int) -> AsyncEngine:
     """Make the pool; nothing connects yet.
@@ -44,13 +65,13 @@ def create_engine(database_url: str, *, connections_max: int) -> AsyncEngine:
     Args:
         database_url: ``postgresql://`` or ``postgresql+asyncpg://`` with the role gw_app. Its query may have asyncpg's
             ``statement_cache_size``: how many prepared statements a connection keeps; 0 behind a pooler in
-            transaction mode.
+            transaction mode; and what libpq's URLs say of TLS, such as ``sslmode=verify-full``.
         connections_max: how many connections this process may hold.
 
     Raises:
         SetupError: ``statement_cache_size`` is not a whole number from 0.
     """
-    url = make_url(database_url).set(drivername="postgresql+asyncpg")
+    url, tls = for_asyncpg(database_url)
     statements = _statement_cache(url)
     engine = create_async_engine(
         url,
@@ -65,6 +86,7 @@ def create_engine(database_url: str, *, connections_max: int) -> AsyncEngine:
             "timeout": CONNECT_TIMEOUT_SECONDS,
             "command_timeout": COMMAND_TIMEOUT_SECONDS,
             **statements,
+            **tls,
             "server_settings": {
                 "application_name": APPLICATION_NAME,
                 "timezone": "UTC",

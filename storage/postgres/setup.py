@@ -25,6 +25,7 @@ from sqlalchemy.pool import NullPool
 import migrations
 from storage.errors import DatabaseAway, SetupError
 from storage.postgres import functions, policies, server
+from storage.postgres.engine import for_asyncpg
 from storage.postgres.session import Session
 from storage.postgres.tables import SCHEMA
 
@@ -101,9 +102,8 @@ async def upgrade(owner_url: str) -> None:
 
 
 async def _upgrade(owner_url: str) -> None:
-    engine = create_async_engine(
-        make_url(owner_url).set(drivername="postgresql+asyncpg"), poolclass=NullPool, hide_parameters=True
-    )
+    url, tls = for_asyncpg(owner_url)
+    engine = create_async_engine(url, connect_args=tls, poolclass=NullPool, hide_parameters=True)
 
     def run(connection: Connection) -> None:
         number = int(connection.exec_driver_sql("SHOW server_version_num").scalar_one())

@@ -118,6 +118,15 @@ def test_the_owners_url_needs_no_other_setting_and_follows_the_same_rules(tmp_pa
     assert Settings.from_environment({**GIVEN, **from_file}) == Settings.from_environment(GIVEN)
 
 
+def test_a_database_url_may_say_what_libpq_says_of_tls_and_nothing_unknown():
+    url = f"{GIVEN['STATEROOM_DATABASE_URL']}?sslmode=verify-full&sslrootcert=/etc/ca.crt&statement_cache_size=0"
+    assert Settings.from_environment(GIVEN | {"STATEROOM_DATABASE_URL": url}).database_url == url
+    for wrong in ("ssl=require", "sslmode=require&hunter2=1"):
+        with pytest.raises(SettingsError, match="none of host, port, ssl_max_protocol_version") as caught:
+            Settings.from_environment(GIVEN | {"STATEROOM_DATABASE_URL": f"{GIVEN['STATEROOM_DATABASE_URL']}?{wrong}"})
+        assert "hunter2" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("content", "says"), [(None, "cannot be read"), (b"\xff", "cannot be read"), (b" \n", "empty")]
 )
