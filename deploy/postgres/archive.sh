@@ -82,7 +82,7 @@ archive_put() {
         packed=$(mktemp) there=$(mktemp)
         # shellcheck disable=SC2064 # the names of now
         trap "rm -f '$packed' '$there'" EXIT
-        gzip --no-name --fast --stdout "$file" >"$packed"
+        gzip --no-name --stdout "$file" >"$packed"
         status=$(s3 "$there" "$s3_url/$s3_prefix$name.gz" --upload-file "$packed" --header 'If-None-Match: *' \
             --header "x-amz-content-sha256: $(sha256sum "$packed" | cut -d ' ' -f 1)") || die "$name: the bucket does not answer"
         case $status in
@@ -100,7 +100,7 @@ archive_put() {
     trap "rm -f '$packed'" EXIT
     there=$STATEROOM_WAL_ARCHIVE/$name.gz
     if [[ ! -e $there ]]; then
-        gzip --no-name --fast --stdout "$file" >"$packed"
+        gzip --no-name --stdout "$file" >"$packed"
         chmod 0640 "$packed"
         sync "$packed"
         # A link is made whole or not at all, and never over another file.

@@ -6,6 +6,7 @@
 #   --at TIME               restore to this moment; without: all that is archived
 #   --bucket-url-file FILE  the STATEROOM_S3_URL of a copy of the gateways' bucket, made for this drill; needed where they have one
 #   --subject ID --thread ID  a thread that must load
+#   --lag-max SECONDS       how old the newest transaction may be: an archive that stopped is one that does not restore
 #   --archive-url-file FILE the same for STATEROOM_ARCHIVE_URL
 #   --port PORT             where the scratch server listens, on 127.0.0.1 (54329)
 #   --timeout SECONDS       how long recovery and verification may take, each (3600)
@@ -20,7 +21,7 @@ here=$(dirname "$(readlink -f "$0")")
 # shellcheck source=archive.sh
 . "$here/archive.sh"
 
-from='' work='' at='' bucket_file='' archive_file='' port=54329 subject='' thread='' timeout=3600 owner=postgres
+from='' work='' at='' bucket_file='' archive_file='' port=54329 subject='' thread='' lag_max='' timeout=3600 owner=postgres
 while [[ $# -gt 0 ]]; do
     case $1 in
         --help) help ;;
@@ -32,6 +33,7 @@ while [[ $# -gt 0 ]]; do
         --port) port=$(value "$1" "$@") ;;
         --subject) subject=$(value "$1" "$@") ;;
         --thread) thread=$(value "$1" "$@") ;;
+        --lag-max) lag_max=$(value "$1" "$@") ;;
         --timeout) timeout=$(value "$1" "$@") ;;
         --owner) owner=$(value "$1" "$@") ;;
         *) die "does not know $1; see --help" ;;
@@ -128,8 +130,13 @@ recover() {
         [[ $SECONDS -lt $until ]] || { echo "not within $timeout s" && return 1; }
         sleep 0.2
     done
-    # As PostgreSQL logs it: the newest transaction that is there.
-    sed --quiet 's/.*last completed transaction was at log time /newest transaction: /p' "$work/server.log" | tail --lines=1
+    # As PostgreSQL logs it; where the archive had nothing more, when the backup was begun.
+    local newest lag
+    newest=$(sed --quiet 's/.*last completed transaction was at log time //p' "$work/server.log" | tail --lines=1)
+    newest=${newest:-$(sed --quiet 's/^START TIME: //p' "$work/data/backup_label.old")}
+    lag=$(($(date +%s) - $(date --date="$newest" +%s)))
+    echo "newest transaction: $newest, $lag s ago"
+    [[ -z $lag_max || $lag -le $lag_max ]]
 }
 
 serve() {

@@ -32,6 +32,7 @@ PACKAGES = {
     "kubectl": "kubectl",
     "mmdebstrap": "mmdebstrap",
     "nginx": "nginx",
+    "openssl": "openssl",
     "pgbouncer": "pgbouncer",
     "podman": "podman",
     "prometheus": "prometheus",

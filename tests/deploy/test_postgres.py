@@ -7,7 +7,9 @@ a restore to it, and nothing of what came after.
 import asyncio
 import gzip
 import json
+import logging
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -15,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -27,7 +29,7 @@ from tests.deploy.conftest import DEPLOY, installed
 from tests.support.interruption import Interruption
 from tests.support.metrics import free_port
 from tests.support.postgres_server import PostgresServer
-from tests.support.production import Deployment, Launcher, deploy, migrated, serving
+from tests.support.production import APP_PASSWORD, Deployment, Launcher, deploy, migrated, serving
 
 FOLDER = DEPLOY / "postgres"
 SCRIPTS = sorted(path for path in FOLDER.glob("*.sh") if path.name != "archive.sh")
@@ -458,13 +460,28 @@ def drill(story, place, s3_server, tmp_path):
 
 
 @pytest.mark.deployed
-async def test_the_drill_restores_serves_verifies_loads_and_leaves_nothing(drill):
-    done = await drill()
+async def test_the_drill_restores_serves_verifies_loads_and_leaves_nothing(drill, story, tmp_path):
+    database_url, operator_key = tmp_path / "database-url", tmp_path / "operator-key"
+    database_url.write_text(story.deployment.environ["STATEROOM_DATABASE_URL"] + "?statement_cache_size=0\n")
+    operator_key.write_text(f"{story.deployment.operator_key}\n")
+    done = await drill(
+        STATEROOM_DATABASE_URL="", STATEROOM_DATABASE_URL_FILE=str(database_url),
+        STATEROOM_OPERATOR_KEY="", STATEROOM_OPERATOR_KEY_FILE=str(operator_key),
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     steps = [line.split()[0] for line in done.stdout.splitlines()]
     assert steps == ["ok"] * 7 + ["verdict"]
     assert done.stdout.splitlines()[-1].startswith("verdict  this backup restores and serves, ")
     assert not (drill.copied / "work").exists()
+    logging.getLogger(__name__).info("%s", done.stdout)  # for whoever asks pytest for it
+
+
+@pytest.mark.deployed
+async def test_the_drill_says_that_an_archive_which_stopped_does_not_restore(drill):
+    done = await drill("--lag-max", 0)
+    assert done.returncode == 1
+    assert "FAILED   recovery" in done.stdout
+    assert "newest transaction: 20" in done.stdout
 
 
 def flip(path: Path, offset: int) -> None:
@@ -549,6 +566,71 @@ async def test_a_backup_removes_what_is_too_old_with_its_wal_and_keeps_the_one_b
         assert sorted(path.name for path in backups.iterdir()) == [".lock", *names[1:]]
         assert min(segments(folder, "wal-of-old")).stem == firsts[1]
         assert firsts == sorted(set(firsts))
+
+
+# --- the pooler -----------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def pgbouncer(program: str, place: Path, server: PostgresServer, database: str) -> AsyncIterator[int]:
+    """PgBouncer as it is shipped, at a port; but for TLS to the server, of which this build has none."""
+    port, log = free_port(), place / "pgbouncer.log"
+    users, key, certificate, file = (
+        place / name for name in ("userlist.txt", "server.key", "server.crt", "pgbouncer.ini")
+    )
+    users.write_text(f'"gw_app" "{APP_PASSWORD}"\n')
+    request = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=pgbouncer")
+    request += ("-addext", "subjectAltName=IP:127.0.0.1")
+    made = await asyncio.create_subprocess_exec(
+        *request, "-keyout", key, "-out", certificate, stderr=asyncio.subprocess.DEVNULL
+    )
+    assert await made.wait() == 0
+    shipped = (FOLDER / "pgbouncer.ini").read_text()
+    changed = {
+        "stateroom": f"host=127.0.0.1 port={server.port}", "listen_port": port, "listen_addr": "127.0.0.1",
+        "auth_file": users, "client_tls_cert_file": certificate, "client_tls_key_file": key,
+        "server_tls_sslmode": "disable", "server_tls_ca_file": certificate,
+    }  # fmt: skip
+    for name, text in changed.items():
+        shipped, count = re.subn(rf"^{name} = .*$", f"{name} = {text}", shipped, flags=re.MULTILINE)
+        assert count == 1, name
+    file.write_text(shipped.replace("stateroom = ", f"{database} = "))
+    for each in (users, key, certificate, file):
+        os.chown(each, server.account.get("user", -1), server.account.get("group", -1))
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(program, file, stderr=output, cwd="/", **server.account)
+    try:
+        yield port
+    except AssertionError as failure:
+        failure.add_note(log.read_text())
+        raise
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+@pytest.mark.deployed
+async def test_a_gateway_serves_through_pgbouncer_as_it_is_shipped_over_tls(tool, place, launcher):
+    tool("openssl")
+    server = configured(place / "primary", place, archive_mode="off")
+    with server:
+        deployment = await deploy(server, place, await migrated(server))
+        role = (FOLDER / "pgbouncer_role.sql").read_text().replace("stateroom", f'"{deployment.database}"')
+        await execute(server, *(line for line in role.splitlines() if line.startswith("ALTER")))
+        async with pgbouncer(tool("pgbouncer"), place, server, deployment.database) as port:
+            through = deployment.at_port(port)
+            url = through.environ["STATEROOM_DATABASE_URL"] + "?statement_cache_size=0&sslmode=verify-full"
+            url += f"&sslrootcert={place / 'server.crt'}"
+            through = replace(through, environ=through.environ | {"STATEROOM_DATABASE_URL": url})
+            environ = {"PATH": os.environ["PATH"]} | through.environ
+            waited = await asyncio.to_thread(launcher.run, environ, "db", "wait")
+            assert waited.returncode == 0, waited.stderr
+            async with serving(launcher, through) as gateway, gateway.client() as client:
+                await save(client, "pooled", {"n": 1})
+                assert (await client.get("/v1/threads/pooled/checkpoints/latest")).json()["state"] == {"n": 1}
+            doctor = await asyncio.to_thread(launcher.run, environ, "doctor")
+            assert doctor.returncode == 0, doctor.stdout
+            assert b"through a pooler; the role has a gateway's time-outs" in doctor.stdout
 
 
 # --- standbys -------------------------------------------------------------------------------------------------------
