@@ -4,6 +4,7 @@
 #   --from FOLDER   where base_backup.sh keeps backups, or one of them
 #   --to DATA       the new server's data folder; missing or empty, and never one that a server runs on
 #   --at TIME       the last moment to restore, with its offset: '2026-11-25 03:00:00+00'; without: all that is archived
+#   --pg-wal FOLDER what is left of the old server's pg_wal: it has what was not archived yet
 #   --owner USER    who runs the server, where root runs this (postgres)
 #
 # Before anything is copied the backup is verified and the archive is looked through: a segment that is missing between
@@ -14,13 +15,14 @@ here=$(dirname "$(readlink -f "$0")")
 # shellcheck source=archive.sh
 . "$here/archive.sh"
 
-from='' to='' at='' owner=postgres
+from='' to='' at='' pg_wal='' owner=postgres
 while [[ $# -gt 0 ]]; do
     case $1 in
         --help) help ;;
         --from) from=$(value "$1" "$@") ;;
         --to) to=$(value "$1" "$@") ;;
         --at) at=$(value "$1" "$@") ;;
+        --pg-wal) pg_wal=$(value "$1" "$@") ;;
         --owner) owner=$(value "$1" "$@") ;;
         *) die "does not know $1; see --help" ;;
     esac
@@ -30,6 +32,7 @@ done
 [[ -n $to ]] || die "--to DATA is needed"
 [[ ! -e $to/postmaster.pid ]] || die "a server runs on $to, or did until it was killed"
 [[ ! -e $to || (-d $to && -z $(ls -A "$to")) ]] || die "$to is not empty: move it away first"
+[[ -z $pg_wal || -d $pg_wal ]] || die "--pg-wal FOLDER must be there: $pg_wal"
 if [[ -n $at ]]; then
     [[ $at =~ (Z|[+-][0-9]{2}(:?[0-9]{2})?)$ ]] || die "--at needs an offset, such as '$at+00'"
     at=$(date --utc --date="$at" '+%Y-%m-%d %H:%M:%S.%6N+00') || die "--at is no time"
@@ -90,6 +93,9 @@ free=$(df --output=avail --block-size=1 "$parent" | tail --lines=1)
 mkdir -p "$to"
 chmod 0700 "$to"
 cp --archive --reflink=auto "$backup/." "$to/"
+if [[ -n $pg_wal ]]; then # looked for where the archive has nothing
+    find "$pg_wal" -maxdepth 1 -type f -regextype posix-extended -regex '.*/[0-9A-F]{24}' -exec cp --target-directory="$to/pg_wal" {} +
+fi
 touch "$to/recovery.signal"
 rm -f "$to/standby.signal"
 {

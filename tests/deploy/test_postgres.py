@@ -308,6 +308,7 @@ class Story:
     archive: Path
     before: Load
     after: Load
+    unarchived: Load
     marked: str
     place: dict[str, str]
 
@@ -317,7 +318,7 @@ async def story(folder: Path, programs: dict[str, str], launcher: Launcher, s3_s
     archive, backups = folder / "wal", folder / "base"
     server = configured(folder / "primary", archive)
     made_for(server, archive, backups)
-    before, after = Load(), Load()
+    before, after, unarchived = Load(), Load(), Load()
     with server:
         await execute(server, CREATE_BACKUP_ROLE)
         deployment = (await deploy(server, folder, await migrated(server))).with_buckets(s3_server.url())
@@ -339,10 +340,12 @@ async def story(folder: Path, programs: dict[str, str], launcher: Launcher, s3_s
                 await asyncio.sleep(0.5)
             assert (await client.post("/v1/audit/anchor")).is_success
             await archived(server, archive)
-        server.kill()
+            async with unarchived.writing(gateway, "unarchived"):
+                await asyncio.sleep(0.3)
+                server.kill()
     copy_bucket(s3_server)
     place = programs | {"STATEROOM_WAL_ARCHIVE": str(archive)}
-    return Story(folder, server, deployment, backups, archive, before, after, marked, place)
+    return Story(folder, server, deployment, backups, archive, before, after, unarchived, marked, place)
 
 
 def copy_bucket(s3) -> None:
@@ -365,6 +368,20 @@ def test_the_shipped_rules_are_ones_that_postgresql_understands(story, folder):
     assert set(kinds) == {"local", "host", "hostssl"}
     assert "invalid" not in story.server.log
     assert "include" not in story.server.log
+
+
+@pytest.mark.deployed
+async def test_with_what_is_left_of_the_old_servers_wal_nothing_is_lost(story, launcher):
+    data, left = story.folder / "whole", story.server.data / "pg_wal"
+    options = ("--from", story.backups, "--to", data, "--pg-wal", left, "--owner", story.server.owner)
+    done = await running("restore.sh", *options, **story.place)
+    assert done.returncode == 0, done.stderr
+    environ = {"STATEROOM_WAL_ARCHIVE": str(story.archive)}
+    with PostgresServer(data, story.server.password, environ, archive_mode="off") as server:
+        async with serving(launcher, story.deployment.at_port(server.port)) as gateway:
+            for load in (story.before, story.after, story.unarchived):
+                assert load.acknowledged
+                assert await load.missing(gateway) == {}
 
 
 @pytest.mark.deployed
