@@ -134,6 +134,14 @@ async def test_it_serves_and_drains_where_it_may_do_nothing(podman, gateway_imag
             assert saved.status_code == 201, saved.text
             loaded = await client.get("/v1/threads/trip/checkpoints/latest")
             assert loaded.json()["state"] == {"n": 1}
+            # A worker process of its own, which gives up more of its rights, checks what a schema says.
+            schema = {"json_schema": {"properties": {"n": {"type": "integer"}}}}
+            registered = await client.put("/v1/state-schemas/trip/versions/1", json=schema)
+            assert registered.status_code == 201, registered.text
+            wrong = {"state": {"n": "one"}, "state_schema": "trip", "state_version": 1}
+            refused = await client.post("/v1/threads/other/checkpoints", json=wrong)
+            assert refused.status_code == 422, refused.text
+            assert refused.json()["errors"][0]["pointer"] == "/state/n"
         top = podman("top", name, "huser", "pid", "args").splitlines()[1:]
         assert all(line.split()[0] == str(UID) for line in top), top
         changed = [line for line in podman("diff", name).splitlines() if not line.split()[1].startswith("/run")]
