@@ -17,7 +17,7 @@ SELECT 'CREATE DATABASE stateroom OWNER gw_migrate' WHERE NOT EXISTS (SELECT FRO
 SQL
 run --file /roles.sql # now for the rights on the database
 run --file /pgbouncer_role.sql
-# Here and not in an argument, which others could read; the server gets them hashed into its log never (log_statement = none).
+# Not as arguments, which others of the machine could read; log_statement = none keeps them out of the server's log.
 run << 'SQL'
 \set app `cat /run/secrets/gw-app-password`
 \set migrate `cat /run/secrets/gw-migrate-password`
