@@ -1,5 +1,6 @@
 """Registers the shared engines and the property-test profiles for every suite."""
 
+import gc
 import logging
 import os
 from pathlib import Path
@@ -23,9 +24,18 @@ pytest_plugins = [
 os.environ.pop("SSL_CERT_DIR", None)
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "support" / "nobody.pem")
 
+# What imports and collection make stays for the whole run: going over it again and again took a third of a collection.
+gc.set_threshold(10_000)
+
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish():
+    """Keep the collector from going over modules and tests, in the run and at its end."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -30,6 +30,7 @@ PROGRAM = Program(
 LEARN = Learn(PROGRAM.digest, PROGRAM.text, new=True)
 CONVERT = Convert(PROGRAM.digest, 1, 2, [("n", "msgpack")])
 
+pytestmark = pytest.mark.slow  # each starts an interpreter
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker gives up less")
 
 
