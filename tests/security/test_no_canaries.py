@@ -139,8 +139,8 @@ async def _run(gateway: GatewayProcess) -> Run:
         thread, refused = _use(client, words, control)
         await _as_superuser(
             gateway.database_dsn,
-            "UPDATE stateroom.chunks SET envelope = overlay(envelope placing '\\x00' from 60)",
-            "UPDATE stateroom.pending_writes SET value = overlay(value placing '\\x00' from 60)",
+            "UPDATE stateroom.chunks SET envelope = set_byte(envelope, 59, get_byte(envelope, 59) # 1)",
+            "UPDATE stateroom.pending_writes SET value = set_byte(value, 59, get_byte(value, 59) # 1)",
         )
         damaged = [
             client.get(f"/v1/threads/{control}/checkpoints/{thread.checkpoint_id}"),

@@ -23,6 +23,7 @@ from storage.model import (
     Save,
     TaskWritesQuery,
 )
+from storage.postgres.engine import create_engine
 from storage.postgres.unit_of_work import Silent
 from storage.scope import ClientShare, Scope, TenantScope
 from storage.service import Store, StoreOptions
@@ -49,20 +50,19 @@ def watch():
     return Watch()
 
 
+@pytest.fixture(scope="module")
+async def connections(database):
+    """Connections of all stores here: what a process remembers is of its store, and each test has its own."""
+    engine = create_engine(database.app_url, connections_max=12)
+    yield engine
+    await engine.dispose()
+
+
 @pytest.fixture
-async def guarded(database, root_key, watch):
+def guarded(connections, root_key, watch):
     """A store with an object store to anchor heads in."""
-    blobs = MemoryBlobStore()
-    opened = await Store.open(
-        database.app_url,
-        root_key=root_key,
-        deployment_id=DEPLOYMENT_ID,
-        connections_max=8,
-        durable=False,
-        options=StoreOptions(blobs=blobs, observer=watch),
-    )
-    yield opened
-    await opened.close()
+    options = StoreOptions(blobs=MemoryBlobStore(), observer=watch)
+    return Store(connections, root_key=root_key, deployment_id=DEPLOYMENT_ID, options=options)
 
 
 @pytest.fixture
@@ -528,13 +528,9 @@ async def test_writes_of_the_head_move_its_sequence_and_others_do_not(guarded, s
 
 
 @pytest.fixture
-async def other(database, root_key):
+def other(connections, root_key):
     """Another process, which remembers nothing of the first one's saves."""
-    opened = await Store.open(
-        database.app_url, root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=4, durable=False
-    )
-    yield opened
-    await opened.close()
+    return Store(connections, root_key=root_key, deployment_id=DEPLOYMENT_ID)
 
 
 def saves_of(store, scope, chain):

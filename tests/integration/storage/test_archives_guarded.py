@@ -171,7 +171,7 @@ EDITS = {
     "storage_class": "'GLACIER'",
     "created_at": "created_at + interval '1 second'",
     "key_version": "key_version + 1",
-    "sealed": "overlay(sealed placing '\\x00' from 40)",
+    "sealed": "set_byte(sealed, 39, get_byte(sealed, 39) # 1)",
 }
 # Advisory; and who the stub belongs to is in the seal's context.
 NOT_EDITED = {"stored_at", "tenant_id", "subject_id", "thread_id"}
@@ -455,7 +455,8 @@ async def test_rows_stay_when_the_object_does_not_come_back_as_it_was_sent(datab
             if (when, operation) == ("after", "put_if_absent"):
                 [key] = bucket.inner._objects
                 whole = bucket.inner._objects[key]
-                bucket.inner._objects[key] = bytes(len(whole)) if damage == "replaced" else whole[:-1] + b"\0"
+                altered = whole[:-1] + bytes([whole[-1] ^ 1])
+                bucket.inner._objects[key] = bytes(len(whole)) if damage == "replaced" else altered
                 if damage == "gone":
                     del bucket.inner._objects[key], bucket.inner._standings[key]
 
