@@ -594,6 +594,42 @@ def test_the_first_call_to_an_http_gateway_imports_nothing_and_makes_no_tls_cont
     assert len(server.requests) == 1
 
 
+# On one loop, so that the answer and the end of TLS come to the client together.
+ANSWERED_ONCE = """
+import asyncio, ssl, sys
+from stateroom._io.aiohttp_transport import AiohttpTransport
+from stateroom._io.httpx_transport import AsyncHttpxTransport
+
+async def answer(reader, writer):
+    await reader.readuntil(b"body")
+    writer.write(b"HTTP/1.1 201 Created\\r\\nConnection: close\\r\\nContent-Length: 6\\r\\n\\r\\nanswer")
+    writer.close()
+
+async def main():
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(sys.argv[1])
+    server = await asyncio.start_server(answer, "127.0.0.1", ssl=tls)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/a"
+    transport = AiohttpTransport(AsyncHttpxTransport(None))
+    for _ in range(2):
+        reply = await transport.send("POST", url, {}, b"body", (5.0, 5.0))
+        print(reply.status, reply.body)
+    await transport.aclose()
+    server.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.usefixtures("tls")
+def test_an_answer_over_tls_that_ends_its_connection_is_an_answer(tmp_path):
+    pem = str(tmp_path / "gateway.pem")
+    command = [sys.executable, "-c", ANSWERED_ONCE, pem]
+    environ = {**os.environ, "SSL_CERT_FILE": pem}  # aiohttp reads it when it is imported
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    assert done.stdout == "201 b'answer'\n" * 2, done.stdout + done.stderr
+
+
 def test_a_target_that_fails_while_content_is_read_is_not_told_as_a_gateway_that_does_not_answer(
     server_of, blocking_of
 ):

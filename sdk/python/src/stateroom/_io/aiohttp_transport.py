@@ -99,10 +99,12 @@ class _Response(aiohttp.ClientResponse):
     def end_if_unsent(self) -> None:
         """End the connection if it was answered before the request was sent whole.
 
-        Nobody takes the rest, so that the connection would stay open, and a loop that ends would leave it so.
+        Nobody takes the rest, so that the connection would stay open, and a loop that ends would leave it so. One
+        that is being closed has no further use and is ended, too: over TLS it may not know any more what it holds.
         """
-        if self._sent_on is not None and self._sent_on.get_write_buffer_size():
-            self._sent_on.abort()
+        sent_on = self._sent_on
+        if sent_on is not None and (sent_on.is_closing() or sent_on.get_write_buffer_size()):
+            sent_on.abort()
 
 
 class _Connector(aiohttp.TCPConnector):
