@@ -331,7 +331,7 @@ def test_a_large_body_may_take_longer_than_one_wait(server_of, transport_of):
             return self._file.readline()
 
         def read(self, size):
-            steps = 12
+            steps = 14
             for _ in range(steps):
                 self._pace.wait(0.25)
                 self._file.read(size // steps)
@@ -341,7 +341,7 @@ def test_a_large_body_may_take_longer_than_one_wait(server_of, transport_of):
             self._file.close()
 
     server = server_of(serve)
-    assert transport_of(server.url).send("PUT", server.url + "/v1/a", HEADERS, body, (0.5, 2.0)).body == b"answer"
+    assert transport_of(server.url).send("PUT", server.url + "/v1/a", HEADERS, body, (0.5, 3.0)).body == b"answer"
 
 
 def trickling(at_once, rest):
