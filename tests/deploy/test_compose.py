@@ -311,6 +311,14 @@ async def test_prometheus_scrapes_every_process_and_has_the_rules(stack):
 
 
 @deployed
+def test_an_upgrade_is_looked_at_and_finished_by_the_readmes_commands(stack):
+    current = stack.compose("run", "--rm", "-T", "migrate", "db", "current", "--json")
+    assert json.loads(current)["upgrade_due"] is False
+    finished = stack.compose("--profile", "cli", "run", "--rm", "-T", "cli", "db", "finish-upgrade", "--json")
+    assert finished == ""  # the deployment began with everything on
+
+
+@deployed
 async def test_the_service_is_as_it_was_after_down_and_up(stack):
     async with stack.client("user-7") as client:
         await client.thread("kept", agent="load").save({"n": 1})
