@@ -41,9 +41,10 @@ serve: setup ## Run the gateway with embedded PostgreSQL and S3; data in DATA_DI
 # the end.
 SUITE := -m 'not soak and not mixed and not victims and not clients and not deployed' -n 3 --dist loadfile --no-loadscope-reorder
 
+# Twice as many workers as a small machine has cores: some of these tests wait.
 .PHONY: unit
 unit: setup ## Run the quick tests that need no engines: the loop while one works (half a minute)
-	@$(RUN) pytest -q -m 'not soak and not slow' -n 2 --dist worksteal tests/unit sdk/python/tests $(PYTEST_ARGS)
+	@$(RUN) pytest -q -m 'not soak and not slow' -n 4 --dist worksteal tests/unit sdk/python/tests $(PYTEST_ARGS)
 
 .PHONY: test
 test: setup ## Run the tests (PYTEST_ARGS=... is passed on)

@@ -311,6 +311,7 @@ def test_an_answer_that_came_too_late_is_not_taken_for_the_next_request(server_o
     assert server.connections == 2
 
 
+@pytest.mark.slow
 def test_a_large_body_may_take_longer_than_one_wait(server_of, transport_of):
     body = bytes(24 * 1024 * 1024)  # more than socket buffers hold
     pace = threading.Event()

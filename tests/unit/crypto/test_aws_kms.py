@@ -146,6 +146,7 @@ async def test_a_service_that_is_not_there_is_unavailable() -> None:
     await root_key.aclose()
 
 
+@pytest.mark.slow
 async def test_a_service_that_never_answers_is_unavailable_within_seconds() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
