@@ -185,6 +185,7 @@ _thread_table(
     *_columns(ARRAY(ID), "searchable", nullable=True),
     *_columns(LargeBinary, "origin", nullable=True),
     *_columns(MOMENT, "began_at", nullable=True, default="clock_timestamp()"),
+    *_columns(LargeBinary, "cold", nullable=True),
     _index("threads_by_age", "tenant_id subject_id created_at thread_id", where="created_at >= '-infinity'"),
     _index("threads_by_searchable", "tenant_id subject_id searchable", where="created_at >= '-infinity'"),
 )
@@ -442,7 +443,7 @@ _tenant_table(
 
 _thread_table(
     "archives",
-    "",
+    "segment",
     *_columns(UUID, "blob_id"),
     *_columns(BigInteger, "activity"),
     *_columns(ARRAY(Integer), "key_versions"),
@@ -456,6 +457,9 @@ _thread_table(
     *_columns(Integer, "key_version"),
     *_columns(LargeBinary, "sealed"),
     *_columns(MOMENT, "stored_at", nullable=True, default="clock_timestamp()"),
+    *_columns(Integer, "segment", "volume", default="0"),
+    *_columns(ID, "first_id", "last_id", default="''::text"),
+    *_columns(LargeBinary, "listed", nullable=True),
 )
 
 _tenant_table(
