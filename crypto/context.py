@@ -40,6 +40,7 @@ class Kind(IntEnum):
     POINTER = 0x14
     HEAD = 0x15
     IDEMPOTENCY = 0x16
+    SEGMENT = 0x17
     BLOB_PART = 0x20
     SUBJECT_KEY = 0x30
     TENANT_KEY = 0x31

@@ -75,6 +75,7 @@ class ThreadArchived(Conflict):
         state: Literal["archived", "frozen", "thawing"] = "archived",
         retry_after_seconds: float | None = None,
         progress: float | None = None,
+        segment: int | None = None,
     ) -> None:
         """Say how far away the thread's rows are.
 
@@ -84,6 +85,7 @@ class ThreadArchived(Conflict):
                 for yet (`storage.archive.moving.Archives.begin_restore` does); ``thawing``: somebody did.
             retry_after_seconds: When it is worth asking again.
             progress: Of a thaw, from 0 to 1, going by how long one takes at most; None where nobody knows.
+            segment: The number of the segment that has the rows; None: the whole thread is to come back.
         """
         messages = {
             "archived": None,
@@ -95,6 +97,7 @@ class ThreadArchived(Conflict):
         self.state = state
         self.retry_after_seconds = retry_after_seconds
         self.progress = progress
+        self.segment = segment
 
 
 class ThreadActive(Conflict):

@@ -17,6 +17,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 STATUSES = ("active", "waiting", "failed", "done")
 PAGE_ROWS = 50  # what a person reads; --limit or --all asks for more
 _DURATION = re.compile(r"(\d{1,6})([smhdw])", re.ASCII)
+_PERIOD = re.compile(r"(\d{1,9})([smhdwy]?)", re.ASCII)
+UNIT_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
@@ -51,6 +53,25 @@ class Moment(click.ParamType[Any]):
         if parsed.tzinfo is None:
             self.fail(f"{value!r} needs a time zone, such as {value}Z", param, ctx)
         return parsed.astimezone(UTC)
+
+
+class Period(click.ParamType[Any]):
+    """How long something lasts, such as ``90d``, ``12h`` or ``2y``; a bare number is seconds."""
+
+    name = "period"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the seconds that ``value`` names."""
+        seconds = value if isinstance(value, int) else seconds_of(value.strip().lower())
+        if seconds is None:
+            self.fail(f"{value!r} is no period such as 90d, 12h or 2y", param, ctx)
+        return seconds
+
+
+def seconds_of(text: str) -> int | None:
+    """The seconds of a period such as ``90d``; None: it is none."""
+    period = _PERIOD.fullmatch(text)
+    return None if period is None else int(period[1]) * UNIT_SECONDS[period[2]]
 
 
 class ByteSize(click.ParamType[Any]):

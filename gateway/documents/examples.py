@@ -233,6 +233,10 @@ ANSWERS: dict[str, Any] = {
     "list_threads": {"threads": [_THREAD], "next_cursor": _CURSOR},
     "get_thread": {
         **_THREAD, "status": "done", "tier": "archive",
+        "segments": {
+            "segments": 12, "checkpoints": 9_400, "pending_writes": 31, "hot_bytes": 61_204_900,
+            "size_bytes": 20_118_400,
+        },
         "archive": {
             "state": "thawing", "storage_class": "GLACIER", "checkpoints": 210, "pending_writes": 0,
             "hot_bytes": 4_812_300, "size_bytes": 911_204, "archived_at": "2026-06-01T00:00:00Z",

@@ -184,6 +184,7 @@ MEMBERS: dict[str, str] = {
     "samples": "What would become of some heads.",
     "searchable": "Keys of metadata that a filter finds checkpoints by without opening others.",
     "seed": "What the writes come after: the nearest ancestor's value; absent: none.",
+    "segments": "What is in segments; of a thread in a list, or of one without, absent. In it: how many there are.",
     "self_test": "Whether the cryptography gave the known answers when the process began.",
     "set": "By name, the channels that get this value.",
     "shared": "Threads left alone because only their client opens them.",

@@ -9,7 +9,7 @@ from gateway.admission import limits
 from gateway.authentication.principals import SUBJECT
 from gateway.http.exchange import Answer, path_id, place
 from gateway.problems import InvalidRequest, pointer
-from gateway.routes.archive import described, thread_out
+from gateway.routes.archive import described, segments_out, thread_out
 from gateway.routing.operations import Call, Operation
 from gateway.wire.problems import Fault
 from storage.errors import InvalidState
@@ -61,7 +61,7 @@ async def list_threads(call: Call[Scope]) -> Answer:
 @Operation(
     "GET /v1/threads/{thread_id}",
     reach=SUBJECT,
-    summary="Show a thread; of an archived one also what its archive is and how far away.",
+    summary="Show a thread; of an archived one also what its archive is and how far away, and what is in segments.",
     permission="state:read",
     returns=wire.threads.Thread,
     problems=("thread-not-found",),
@@ -69,8 +69,9 @@ async def list_threads(call: Call[Scope]) -> Answer:
 async def get_thread(call: Call[Scope], thread_id: str) -> Answer:
     name = path_id(thread_id, "thread_id")
     shown = thread_out(await call.store.threads.get(call.scope, name))
-    if shown.tier == "archive":
-        shown.archive = described(await call.store.archives.status(call.scope, name))
+    if shown.tier == "archive" or await call.store.archives.is_segmented(call.scope, name):
+        status = await call.store.archives.status(call.scope, name)
+        shown.archive, shown.segments = described(status), segments_out(status)
     return call.exchange.reply(shown)
 
 

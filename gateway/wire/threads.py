@@ -29,10 +29,24 @@ class ThreadArchive(Response):
     job_id: str | None
 
 
+class ThreadSegments(Response):
+    """What a thread has in segments: old checkpoints that are read where they are, and come back when written to.
+
+    ``hot_bytes`` are what their rows took in the database, ``size_bytes`` the objects.
+    """
+
+    segments: int
+    checkpoints: int
+    pending_writes: int
+    hot_bytes: int
+    size_bytes: int
+
+
 class Thread(Response):
     """A thread: its settings and its root namespace's latest status.
 
-    ``archive`` is there when one thread is shown and it is in the archive tier; lists leave it out. ``damaged`` is in
+    ``archive`` is there when one thread is shown and it is in the archive tier, ``segments`` when it has some; lists
+    leave both out. ``damaged`` is in
     lists: the thread was made or altered outside the gateway; its verification tells more.
     """
 
@@ -46,6 +60,7 @@ class Thread(Response):
     updated_at: datetime
     head_id: str | None
     archive: ThreadArchive | UnsetType = UNSET
+    segments: ThreadSegments | UnsetType = UNSET
     damaged: bool | UnsetType = UNSET
 
 

@@ -1,6 +1,7 @@
 """The way to a subject's state for every verb: as `storage.access.sealing`, wherever a thread's rows are.
 
-Owns the rule that writing to an archived thread restores it first, and that reading one does not. It knows no verb.
+Owns the rule that writing to what is in an archive or a segment brings it back first, and that reading it does not. It
+knows no verb.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -14,6 +15,7 @@ from storage.access.sealing import Answer, Parts, Sealing, unanswered
 from storage.errors import IntegrityFailure, NotFound, ThreadArchived
 from storage.postgres.statement import Statement
 from storage.scope import ClientShare, Scope
+from storage.tiers.segments import SegmentsNeeded
 from storage.tiers.snapshots import OpenSnapshot, Snapshot, ThreadElsewhere
 from storage.tiers.views import ArchiveViews
 
@@ -24,11 +26,11 @@ R = TypeVar("R")
 class Restorer(Protocol):
     """Brings threads back from the archive."""
 
-    async def bring_back(self, scope: Scope, thread_id: str) -> None:
-        """Bring a thread back, if its object can be read.
+    async def bring_back(self, scope: Scope, thread_id: str, segment: int | None) -> None:
+        """Bring a thread back, or what the segment of this number needs, if the objects can be read.
 
         Raises:
-            ThreadArchived: it has to be thawed first.
+            ThreadArchived: an object has to be thawed first.
         """
 
     async def thaw_progress(self, scope: Scope, thread_id: str) -> float | None:
@@ -102,14 +104,14 @@ class Access(Sealing):
             thread_id: The thread.
             work: Opens its snapshots by what it is given, and checks the tier in them
                 (`storage.tiers.snapshots.Snapshot.check_tier`) before it relies on the thread's rows. It runs again, on
-                the archive, if they are there.
+                the archive, if some are there, and on more segments, if it needs those.
             otherwise: What to raise if the scope has no keys.
             share: The client's share of the thread's keys.
             at_once: Tried before ``work``, in one round trip.
 
         Raises:
-            ThreadArchived: The thread is in the archive tier, and its object has to be thawed first.
-            RestoreNeeded: Its archive is larger than a read may hold.
+            ThreadArchived: What is read is in an archive or a segment, whose object has to be thawed first.
+            RestoreNeeded: It is larger than a read may hold.
         """
 
         @asynccontextmanager
@@ -128,8 +130,12 @@ class Access(Sealing):
             except ThreadElsewhere:
                 if self._views is None:
                     raise ThreadArchived(thread_id) from None
-            async with self._views.opened(scope, sealer, thread_id) as archived:
-                return await work(sealer, archived)
+            async with self._views.opened(scope, sealer, thread_id) as view:
+                while True:
+                    try:
+                        return await work(sealer, lambda: view.snapshot(thread_id))
+                    except SegmentsNeeded as needed:
+                        await view.fetch(needed.segments)
 
         return self.run(scope, attempt, otherwise, share, bring_back=self._tell_progress)
 
@@ -138,7 +144,7 @@ class Access(Sealing):
             await self._tell_progress(scope, archived)
             return
         try:
-            await self._restorer.bring_back(scope, archived.thread_id)
+            await self._restorer.bring_back(scope, archived.thread_id, archived.segment)
         except ThreadArchived as frozen:
             await self._tell_progress(scope, frozen)
 

@@ -26,6 +26,7 @@ from storage.format.record import (
     open_thread,
     open_thread_seal,
 )
+from storage.format.segment import ColdSums
 from storage.format.token import ThreadToken, incarnation_tag, removal_mac, thread_tag
 from storage.model import HistoryQuery
 from storage.postgres.unit_of_work import Transaction
@@ -33,7 +34,7 @@ from storage.statements.threads import completeness as sql
 from storage.statements.threads import threads as threads_sql
 from storage.statements.threads.checkpoints import LoadedRows
 from storage.statements.threads.threads import HeadRow
-from storage.tiers.rows import Rows
+from storage.tiers.rows import Rows, WholeRows
 from storage.tiers.snapshots import Snapshot
 
 # Rows that are opened at a time while a namespace is walked.
@@ -62,6 +63,7 @@ class RowSeals(msgspec.Struct, frozen=True):
     head_id: str
     thread: ThreadSeal
     head: HeadSeal
+    sums: ColdSums
 
     @classmethod
     def open(cls, sealer: Sealer, thread_id: str, namespace: str, found: LoadedRows) -> "RowSeals":
@@ -77,7 +79,9 @@ class RowSeals(msgspec.Struct, frozen=True):
         head = open_head(sealer, thread_id, thread, namespace, found.head_id, found.sequence, found.head_seal)
         if found.is_newer:
             raise IntegrityFailure("a checkpoint is newer than the head")
-        return cls(found.head_id, thread, head)
+        created_at = found.thread_created_at
+        sums = ColdSums.open(sealer, thread_id, created_at, thread.incarnation, found.cold)
+        return cls(found.head_id, thread, head, sums)
 
     def checkpoint(self, sealer: Sealer, row: CheckpointRow) -> OpenedCheckpoint:
         """Open the checkpoint that was found with them.
@@ -109,7 +113,7 @@ def compare_listed(thread: ThreadSeal, *, client_share: bool) -> None:
         raise IntegrityFailure("whether the thread is under a client-held share was altered")
 
 
-async def walk(rows: Rows, sealer: Sealer, namespace: str, after: str = "") -> AsyncIterator[OpenedCheckpoint]:
+async def walk(rows: WholeRows, sealer: Sealer, namespace: str, after: str = "") -> AsyncIterator[OpenedCheckpoint]:
     """All checkpoints of a namespace with greater ids than ``after``, opened, oldest first."""
     pauses = Pauses()
     while True:
@@ -168,8 +172,12 @@ def compare_writes(found: LiveSet, expected: LiveSet) -> None:
         )
 
 
-async def check_writes(sealer: Sealer, rows: Iterable[MemberRow], thread: ThreadSeal | None) -> Writes:
+async def check_writes(
+    sealer: Sealer, rows: Iterable[MemberRow], thread: ThreadSeal | None, cold: LiveSet = NO_WRITES
+) -> Writes:
     """Compare all pending writes of a thread with its seal, by their members and places. Opens none.
+
+    ``rows`` are those that are in no segment, ``cold`` the sum of all others.
 
     Raises:
         IntegrityFailure: they differ, or there are some but no thread.
@@ -180,7 +188,7 @@ async def check_writes(sealer: Sealer, rows: Iterable[MemberRow], thread: Thread
         mac = write_mac(sealer, row.namespace, row.checkpoint_id, row.task_id, row.idx, row.member)
         writes.add(row.namespace, row.checkpoint_id, mac)
         await pauses.after(0)
-    compare_writes(writes.total, NO_WRITES if thread is None else thread.writes)
+    compare_writes(writes.total.join(cold), NO_WRITES if thread is None else thread.writes)
     return writes
 
 
@@ -208,7 +216,7 @@ async def admit_reader(snapshot: Snapshot, sealer: Sealer) -> ThreadSeal | None:
     if row is None:
         return None
     thread = open_thread(sealer, snapshot.thread_id, row.created_at, row.seal)
-    snapshot.check_tier(row.tier)
+    snapshot.check_tier(row.tier, row.cold)
     return thread
 
 
@@ -219,20 +227,22 @@ async def check_absent(snapshot: Snapshot, sealer: Sealer, namespace: str) -> No
         IntegrityFailure: the thread counts the namespace, or something is left of it.
         ThreadElsewhere: the thread's checkpoints are in its archive, where something may be left.
     """
-    if await snapshot.rows.count(namespace):
+    if await snapshot.unsegmented.count(namespace):
         raise IntegrityFailure("the namespace has checkpoints but no head")
     thread = await admit_reader(snapshot, sealer)
     if thread is not None:
         compare_namespaces(sealer, thread, [each.namespace for each in await snapshot.heads()])
 
 
-async def check_count(rows: Rows, namespace: str, head: HeadSeal) -> None:
+async def check_count(rows: Rows, namespace: str, head: HeadSeal, cold: LiveSet | None = None) -> None:
     """Compare the number of a namespace's checkpoints with its live set: what a miss costs, without opening any.
+
+    ``cold``: those that ``rows`` leave out, because they are in segments.
 
     Raises:
         IntegrityFailure: there are more or fewer.
     """
-    if await rows.count(namespace) != head.live.count:
+    if await rows.count(namespace) + (0 if cold is None else cold.count) != head.live.count:
         raise IntegrityFailure("checkpoints were added to or taken from this thread outside the gateway")
 
 
@@ -385,6 +395,8 @@ async def end_listing(snapshot: Snapshot, sealer: Sealer, query: HistoryQuery, l
     if listing.marker != _marker(wanted):
         found = LiveSet()
         for each in wanted:
-            async for opened in walk(snapshot.rows, sealer, each.namespace):
+            if snapshot.sums is not None:
+                found = found.join(snapshot.sums.of(each.namespace))
+            async for opened in walk(snapshot.unsegmented, sealer, each.namespace):
                 found = found.add(opened.member)
     compare_checkpoints(found, expected)

@@ -38,6 +38,7 @@ from storage.format.record import (
     open_thread_seal,
     open_write,
 )
+from storage.format.segment import ColdSums
 from storage.ledger.ledger import pack_named_ids, unpack_named_ids
 from storage.statements.threads.archives import ENVELOPES, SizedThreadRow
 from storage.statements.threads.threads import HeadRow
@@ -46,32 +47,33 @@ from storage.statements.threads.threads import HeadRow
 _TURN_ROWS = 32
 
 
-class ArchiveCheck:
-    """Takes the rows of one thread.
+class ArchiveContents:
+    """Takes the rows of an archive or a segment, and knows what is in them.
 
     Attributes:
         counts: The number of rows of each table.
         hot_bytes: The sum of the lengths of their envelopes.
         key_versions: The versions that the envelopes name.
         blob_ids: The blobs of pieces whose content is in the object store.
-        client_share: Whether the thread was made under a client-held share.
+        live: The live set of the checkpoints of each namespace, if they are opened.
+        writes: The sums of the pending writes, likewise.
+        newest: The newest checkpoint of each namespace.
+        named: The pieces that the rows name.
+        present: The pieces that are among them.
     """
 
-    def __init__(self, sealer: Sealer, thread_id: str, thread_row: SizedThreadRow, heads: Sequence[HeadRow]) -> None:
-        self._sealer = sealer.without_share
+    def __init__(self, sealer: Sealer, thread_id: str, *, opens: bool) -> None:
+        """``opens``: the sealer fits the thread, so that every row is opened."""
+        self._sealer = sealer
         self._thread_id = thread_id
-        self._heads = heads
-        self._thread = open_thread_seal(self._sealer, thread_id, thread_row.created_at, thread_row.seal)
-        self.client_share = self._thread.share_check is not None
-        compare_listed(self._thread, client_share=thread_row.client_share)
-        if not self.client_share:
-            compare_namespaces(self._sealer, self._thread, [each.namespace for each in heads])
-        self._live: dict[str, LiveSet] = {}
-        self._newest: dict[str, str] = {}
+        self._opens = opens
+        self.live: dict[str, LiveSet] = {}
+        self.newest: dict[str, str] = {}
         self._schemas: dict[str, str | None] = {}
-        self._writes = Writes()
-        self._named: set[bytes] = set()
-        self._present: set[bytes] = set()
+        self._every_schema: set[str | None] = set()
+        self.writes = Writes()
+        self.named: set[bytes] = set()
+        self.present: set[bytes] = set()
         self.blob_ids: set[UUID] = set()
         self._named_ids: set[bytes | None] = set()
         self._runs: set[str | None] = set()
@@ -112,55 +114,38 @@ class ArchiveCheck:
     def _checkpoints(self, rows: Iterable[StoredRow]) -> None:
         for row in rows:
             namespace, checkpoint_id = row["namespace"], row["checkpoint_id"]
-            self._named.update(unpack_ids(row["piece_ids"]))
+            self.named.update(unpack_ids(row["piece_ids"]))
             self._runs.add(row["run_id"])
             self._agents.add(row["agent"])
-            if checkpoint_id.encode() > self._newest.get(namespace, "").encode():
-                self._newest[namespace] = checkpoint_id
+            self._every_schema.add(row["state_schema"])
+            if checkpoint_id.encode() > self.newest.get(namespace, "").encode():
+                self.newest[namespace] = checkpoint_id
                 self._schemas[namespace] = row["state_schema"]
-            if not self.client_share:
+            if self._opens:
                 opened = open_checkpoint(self._sealer, row_of(CheckpointRow, row))
-                self._live[namespace] = self._live.get(namespace, LiveSet()).add(opened.member)
+                self.live[namespace] = self.live.get(namespace, LiveSet()).add(opened.member)
 
     def _pending_writes(self, rows: Iterable[StoredRow]) -> None:
         for row in rows:
-            self._named.update(unpack_ids(row["piece_ids"]))
-            if not self.client_share:
+            self.named.update(unpack_ids(row["piece_ids"]))
+            if self._opens:
                 opened = open_write(self._sealer, row_of(WriteRow, row))
-                self._writes.add(opened.columns.namespace, opened.columns.checkpoint_id, opened.mac)
+                self.writes.add(opened.columns.namespace, opened.columns.checkpoint_id, opened.mac)
 
     def _chunks(self, rows: Sequence[StoredRow]) -> None:
         reader = PieceReader(self._sealer)
         for row in rows:
-            self._present.add(row["piece_id"])
+            self.present.add(row["piece_id"])
             self.blob_ids.update(unpack_named_ids(row["named_ids"]))
             if row["children"] is not None:
-                self._named.update(unpack_ids(row["children"]))
-        if self.client_share:
+                self.named.update(unpack_ids(row["children"]))
+        if not self._opens:
             return
         reader.add(row_of(PieceRow, row) for row in rows)
         for row in rows:
             reader.look_up(row["piece_id"])
 
-    # --- the end ---------------------------------------------------------------------------------------------------
-
-    def end(self) -> None:
-        """Return if what was taken is all that the thread has.
-
-        Raises:
-            IntegrityFailure: Something is missing, or is there that should not be.
-        """
-        if not self._named <= self._present:
-            raise IntegrityFailure("a stored piece is missing")
-        if {row.namespace: row.head_id for row in self._heads} != self._newest:
-            raise IntegrityFailure("the newest checkpoint is not the head")
-        if self.client_share:
-            return
-        compare_writes(self._writes.total, self._thread.writes)
-        for row in self._heads:
-            head = open_own_head(self._sealer, self._thread_id, self._thread, row)
-            compare_checkpoints(self._live.get(row.namespace, LiveSet()), head.live)
-            compare_writes(self._writes.of(row.namespace, row.head_id), head.writes)
+    # --- what a stub keeps of them ----------------------------------------------------------------------------------
 
     @property
     def named_ids(self) -> bytes | None:
@@ -178,9 +163,52 @@ class ArchiveCheck:
         return _sorted(self._agents)
 
     @property
+    def every_schema(self) -> list[str]:
+        """The schemas of the checkpoints, each once, in order."""
+        return _sorted(self._every_schema)
+
+    @property
     def state_schemas(self) -> list[str]:
         """The schemas of the heads, one for each that has one, in order."""
         return sorted(each for each in self._schemas.values() if each is not None)
+
+
+class ArchiveCheck(ArchiveContents):
+    """Takes the rows that a thread has in no segment.
+
+    Attributes:
+        client_share: Whether the thread was made under a client-held share.
+    """
+
+    def __init__(self, sealer: Sealer, thread_id: str, thread_row: SizedThreadRow, heads: Sequence[HeadRow]) -> None:
+        self._heads = heads
+        self._thread = open_thread_seal(sealer.without_share, thread_id, thread_row.created_at, thread_row.seal)
+        self.client_share = self._thread.share_check is not None
+        super().__init__(sealer.without_share, thread_id, opens=not self.client_share)
+        incarnation = self._thread.incarnation
+        self._sums = ColdSums.open(sealer, thread_id, thread_row.created_at, incarnation, thread_row.cold)
+        compare_listed(self._thread, client_share=thread_row.client_share)
+        if not self.client_share:
+            compare_namespaces(self._sealer, self._thread, [each.namespace for each in heads])
+
+    def end(self) -> None:
+        """Return if what was taken is all that the thread has.
+
+        Raises:
+            IntegrityFailure: Something is missing, or is there that should not be.
+        """
+        if not self.named <= self.present:
+            raise IntegrityFailure("a stored piece is missing")
+        if {row.namespace: row.head_id for row in self._heads} != self.newest:
+            raise IntegrityFailure("the newest checkpoint is not the head")
+        if self.client_share:
+            return
+        compare_writes(self.writes.total.join(self._sums.writes), self._thread.writes)
+        for row in self._heads:
+            head = open_own_head(self._sealer, self._thread_id, self._thread, row)
+            live = self.live.get(row.namespace, LiveSet()).join(self._sums.of(row.namespace))
+            compare_checkpoints(live, head.live)
+            compare_writes(self.writes.of(row.namespace, row.head_id), head.writes)
 
 
 def _sorted(found: Iterable[str | None]) -> list[str]:

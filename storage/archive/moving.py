@@ -19,10 +19,10 @@ object store is waited for. Which threads are stale is not decided here, and whe
 gateway's to say.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 from uuid import UUID
 
@@ -34,8 +34,9 @@ from storage.access.sealing import Sealing
 from storage.administration.audit import GATEWAY_ACTOR, Audit
 from storage.administration.jobs import ARCHIVE_KIND, RESTORE_KIND, Job, Jobs, Lease, Slice, thread_of, thread_target
 from storage.archive.check import ArchiveCheck
+from storage.archive.segmenting import Segmenting
 from storage.blobs.keyspace import BlobLocation
-from storage.blobs.store import FROZEN_CLASSES, STORAGE_CLASSES, BlobUnavailable
+from storage.blobs.store import FROZEN_CLASSES, READABLE_CLASS, STORAGE_CLASSES, BlobUnavailable
 from storage.encoding import decode_json, encode_json
 from storage.errors import (
     ArchiveTooLarge,
@@ -64,14 +65,16 @@ from storage.format.archive import (
 from storage.format.pointer import BlobPointer
 from storage.ledger.ledger import NewBlob, Settlement, new_blob_id
 from storage.ledger.streams import BlobWriter, Budget
-from storage.model import Removal
+from storage.model import Removal, Status
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope, TenantScope
 from storage.statements.threads import archives as sql
 from storage.statements.threads import threads as threads_sql
-from storage.statements.threads.archives import SizedThreadRow
+from storage.statements.threads.archives import SegmentTotals, SizedThreadRow
 from storage.statements.threads.threads import HeadRow
-from storage.threads.pruning import NOTHING, Guard
+from storage.threads.plans import Guard
+from storage.threads.pruning import NOTHING
+from storage.threads.thinning import ThinningRule
 from storage.threads.verbs import remove_thread
 from storage.tiers.objects import ArchiveObjects, Readiness, thaw_progress
 
@@ -85,7 +88,6 @@ PAGE_ROWS: Final = 256
 ROW_BYTES: Final = 512
 # How often a restore looks at an object that is being thawed: what S3 promises is hours.
 THAW_LOOK_SECONDS: Final = 60.0
-_READABLE: Final = "STANDARD"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class ArchiveStatus:
         progress: How far the thaw is that a restore waits for, from 0 to 1; None: it is not known.
         job_id: The job of the restore that is under way, if one is.
         stub: The thread's row of ``archives``; None of a hot thread.
+        segments: What the thread has in segments; None: nothing.
     """
 
     tier: Literal["hot", "archive"]
@@ -114,13 +117,49 @@ class ArchiveStatus:
     progress: float | None = None
     job_id: UUID | None = None
     stub: Stub | None = None
+    segments: SegmentTotals | None = None
+
+
+class KeepHot(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """What of a thread stays hot while its older part moves into segments.
+
+    Attributes:
+        seconds: The seconds for which a checkpoint stays after it was made, and after it was written to.
+        first: So many of the oldest of each namespace stay.
+        last: So many of the newest of each namespace stay.
+        every: Those stay whose step is a multiple of it.
+        statuses: Those stay that had or came to one of these statuses.
+    """
+
+    seconds: int = 0
+    first: int = 0
+    last: int = 0
+    every: int | None = None
+    statuses: tuple[Status, ...] = ()
+
+    def rule(self, now: datetime) -> ThinningRule:
+        """As a rule that says what goes.
+
+        Raises:
+            ValueError: A number is out of its range.
+        """
+        since = now - timedelta(seconds=self.seconds)
+        return ThinningRule(
+            every=self.every,
+            keep_first=self.first,
+            keep_last=self.last,
+            keep_statuses=frozenset(self.statuses),
+            made_since=since,
+            writes_since=since,
+        )
 
 
 class _Order(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a job is to do, as its position keeps it."""
+    """What a job is to do, as its position keeps it; ``keep_hot`` None: a thread is archived as a whole."""
 
     actor: str
     storage_class: str | None = None
+    keep_hot: KeepHot | None = None
     thaw_begun: bool = False
 
 
@@ -171,6 +210,7 @@ class Archives:
     ) -> None:
         """Use the object store of archives, whose life is the caller's; None: nothing can be archived."""
         self.objects = objects
+        self.segmenting = Segmenting(sealing, objects, writer, audit)
         self._sealing = sealing
         self._writer = writer
         self._jobs = jobs
@@ -222,10 +262,10 @@ class Archives:
     # --- restoring -------------------------------------------------------------------------------------------------
 
     async def restore(self, scope: Scope, thread_id: str, *, actor: str = GATEWAY_ACTOR) -> bool:
-        """Bring a thread back, as it was; when this returns, it is hot. Repeating it is a no-op, and returns False.
+        """Bring a thread back, as it was, with all of its segments; when this returns, it is hot.
 
-        It counts as active from now on, so that no policy archives it again at once. A thread under a client-held
-        share comes back without it.
+        Repeating it is a no-op, and returns False. An archived thread counts as active from now on, so that no policy
+        archives it again at once. A thread under a client-held share comes back without it.
 
         Raises:
             ThreadNotFound: There is none.
@@ -237,6 +277,11 @@ class Archives:
             BlobUnavailable: The object store does not answer; nothing changed.
             CommitUnknown: It is in one of the two places; repeat it to learn in which.
         """
+        restored = await self._restored(scope, thread_id, actor)
+        return bool(await self.segmenting.bring_back(scope, thread_id, actor=actor)) or restored
+
+    async def _restored(self, scope: Scope, thread_id: str, actor: str) -> bool:
+        """Bring back what an archived thread has in no segment."""
 
         async def work(sealer: Sealer) -> bool:
             return await self._restore_once(scope, sealer.without_share, thread_id, actor)
@@ -283,7 +328,7 @@ class Archives:
             for table in TABLES:
                 for at in range(0, len(rows.of(table)), PAGE_ROWS):
                     await transaction.run_many(sql.ADD[table], rows.of(table)[at : at + PAGE_ROWS])
-            await transaction.fetch_one(sql.DELETE_STUB, **place)
+            await transaction.fetch_one(sql.DELETE_STUB, **place, segment=0)
             await transaction.run(sql.OUT_OF_ARCHIVE, **place, now=self._sealing.clock.now())
             # The rows are back, and name what they named: only the archive's own object loses its reference.
             await self._sealing.offload.ledger.keep(transaction, stub.thread_id)
@@ -291,10 +336,15 @@ class Archives:
                 transaction, scope.tenant_id, actor, "thread.restore", _named(scope, stub.thread_id), _told(stub)
             )
 
-    async def bring_back(self, scope: Scope, thread_id: str) -> None:
-        """Restore a thread because somebody writes to it; as `restore`, on the gateway's own account."""
+    async def bring_back(self, scope: Scope, thread_id: str, segment: int | None = None) -> None:
+        """Restore what somebody writes to, on the gateway's own account.
+
+        ``segment`` None: an archived thread without its segments, or all segments of a hot one.
+        """
         with suppress(ThreadNotFound):  # deleted meanwhile: whoever writes finds that out, or makes it anew
-            await self.restore(scope, thread_id)
+            if segment is None and await self._restored(scope, thread_id, GATEWAY_ACTOR):
+                return
+            await self.segmenting.bring_back(scope, thread_id, segment, actor=GATEWAY_ACTOR)
 
     # --- expiring --------------------------------------------------------------------------------------------------
 
@@ -349,8 +399,11 @@ class Archives:
             row = await transaction.fetch_one(threads_sql.READ, thread_id=thread_id)
             if row is None:
                 raise ThreadNotFound
+            segments = None
+            if row.cold is not None:
+                segments = await transaction.fetch_only(sql.SEGMENT_TOTALS, thread_id=thread_id)
             if row.tier == "hot":
-                return ArchiveStatus(tier="hot", state="hot")
+                return ArchiveStatus(tier="hot", state="hot", segments=segments)
             stub = await self.objects.stub(transaction, thread_id)
             target = thread_target(scope, thread_id)
             job_id = await self._jobs.open(transaction, scope.tenant_id, RESTORE_KIND, target)
@@ -359,7 +412,7 @@ class Archives:
         try:
             readiness = await self.objects.readiness(scope, stub)
         except (BlobUnavailable, ArchiveUnavailable):
-            return ArchiveStatus(tier="archive", state="unknown", job_id=job_id, stub=stub)
+            return ArchiveStatus(tier="archive", state="unknown", job_id=job_id, stub=stub, segments=segments)
         return ArchiveStatus(
             tier="archive",
             state=readiness.state,
@@ -367,7 +420,14 @@ class Archives:
             progress=await self._progress(scope, job_id, readiness),
             job_id=job_id,
             stub=stub,
+            segments=segments,
         )
+
+    async def is_segmented(self, scope: Scope, thread_id: str) -> bool:
+        """Whether a thread has segments."""
+        async with self._sealing.unit_of_work.snapshot(scope) as transaction:
+            found = await transaction.fetch_one(sql.ACTIVITY, thread_id=thread_id)
+        return found is not None and found.cold is not None
 
     async def _progress(self, scope: Scope, job_id: UUID | None, readiness: Readiness) -> float | None:
         if job_id is None or readiness.state != "thawing":
@@ -387,17 +447,28 @@ class Archives:
 
     # --- jobs ------------------------------------------------------------------------------------------------------
 
-    async def begin_archive(self, scope: Scope, thread_id: str, actor: str, storage_class: str | None = None) -> UUID:
-        """Begin to archive a thread; while that goes on, this is the same job.
+    async def begin_archive(
+        self,
+        scope: Scope,
+        thread_id: str,
+        actor: str,
+        storage_class: str | None = None,
+        keep_hot: KeepHot | None = None,
+    ) -> UUID:
+        """Begin to archive a thread, or what of it does not stay hot; while that goes on, this is the same job.
 
         Raises:
             ThreadNotFound: There is none.
             ArchiveUnavailable: This deployment has no bucket of archives.
+            FeatureOff: A part of a thread is to move, and a process of an older build may run.
         """
         _check_class(storage_class)
         if not self.objects.configured:
             raise ArchiveUnavailable
-        return await self._begin(scope, thread_id, ARCHIVE_KIND, _Order(actor=actor, storage_class=storage_class))
+        if keep_hot is not None:
+            await self.segmenting.require_feature()
+        order = _Order(actor=actor, storage_class=storage_class, keep_hot=keep_hot)
+        return await self._begin(scope, thread_id, ARCHIVE_KIND, order)
 
     async def begin_restore(self, scope: Scope, thread_id: str, actor: str) -> UUID:
         """Begin to restore a thread, which thaws its object if need be; while that goes on, this is the same job.
@@ -422,11 +493,15 @@ class Archives:
             return await self._jobs.add(transaction, scope.tenant_id, kind, target, encode_json(order).decode(), 1)
 
     async def perform_archive(self, lease: Lease) -> Slice:
-        """Archive a thread, as a job; one that was written to meanwhile stays hot, and the job says so."""
+        """Archive a thread or a part of it, as a job; what was written to meanwhile stays hot, and the job says so."""
         scope, thread_id = _target(lease)
         order = decode_json(lease.position, _Order)
         try:
-            await self.archive(scope, thread_id, actor=order.actor, storage_class=order.storage_class)
+            if order.keep_hot is None:
+                await self.archive(scope, thread_id, actor=order.actor, storage_class=order.storage_class)
+            else:
+                rule = order.keep_hot.rule(self._sealing.clock.now())
+                await self.segmenting.move(scope, thread_id, rule, actor=order.actor, storage_class=order.storage_class)
         except ThreadNotFound:
             return Slice(ended=True, note="the thread was deleted meanwhile")
         await self._done(lease)
@@ -441,11 +516,9 @@ class Archives:
         except ThreadNotFound:
             return Slice(ended=True, note="the thread was deleted meanwhile")
         except ThreadArchived:
-            async with self._sealing.unit_of_work.snapshot(scope) as transaction:
-                stub = await self.objects.stub(transaction, thread_id)
-            if stub is None:  # somebody else restored it
+            readiness = await self._thawed(scope, thread_id)
+            if readiness is None:  # somebody else restored it
                 return Slice(ended=False)
-            readiness = await self.objects.thaw(scope, stub)
             if not order.thaw_begun:
                 order.thaw_begun = True
                 async with self._sealing.unit_of_work.begin(scope) as transaction:
@@ -454,6 +527,15 @@ class Archives:
             return Slice(ended=False, again_seconds=again, waits_for="thaw")
         await self._done(lease)
         return Slice(ended=True)
+
+    async def _thawed(self, scope: Scope, thread_id: str) -> Readiness | None:
+        """Let what a restore needs next be thawed; of several, the one that takes longest. None: all is there."""
+        async with self._sealing.unit_of_work.snapshot(scope) as transaction:
+            stub = await self.objects.stub(transaction, thread_id)
+            stubs = [stub] if stub is not None else await transaction.fetch_all(sql.SEGMENT_STUBS, thread_id=thread_id)
+        found = [await self.objects.thaw(scope, each) for each in stubs]
+        waiting = [each for each in found if each.state != "ready"]
+        return max(waiting, key=lambda each: each.retry_after_seconds, default=None)
 
     async def _done(self, lease: Lease) -> None:
         async with self._sealing.unit_of_work.begin(TenantScope(lease.tenant_id)) as transaction:
@@ -502,7 +584,7 @@ class _Archiving:
         location = BlobLocation(request.scope.tenant_id, blob_id, "archive")
         wanted = request.storage_class
         # S3 freezes at once what is stored in such a class, and then it could not be read back for hours.
-        written_as = _READABLE if wanted in FROZEN_CLASSES else wanted
+        written_as = READABLE_CLASS if wanted in FROZEN_CLASSES else wanted
         record, stored_bytes = await self._written(request, sealer, read, location, written_as)
         check = await self._checked(request, sealer, read, blob_id, record)
         if written_as != wanted:
@@ -528,7 +610,7 @@ class _Archiving:
             sealed=b"",
         )
         stub = msgspec.structs.replace(stub, sealed=stub.sealing(sealer, record))
-        await self._flip(request, sealer, stub, record, check)
+        await self._flip(request, sealer, stub, record, (read.thread.cold, check.counts))
         return Archived(stub, created=True)
 
     # --- reading and writing ---------------------------------------------------------------------------------------
@@ -611,7 +693,7 @@ class _Archiving:
         except IntegrityFailure:
             async with self.sealing.unit_of_work.snapshot(request.scope) as transaction:
                 now = await transaction.fetch_one(sql.ACTIVITY, thread_id=request.thread_id)
-            if now is None or (now.tier, now.activity) != ("hot", read.thread.activity):
+            if now is None or (now.tier, now.activity, now.cold) != ("hot", read.thread.activity, read.thread.cold):
                 raise ThreadActive from None
             raise
         return check
@@ -619,12 +701,18 @@ class _Archiving:
     # --- the flip --------------------------------------------------------------------------------------------------
 
     async def _flip(
-        self, request: _Request, sealer: Sealer, stub: Stub, record: ArchiveRecord, check: ArchiveCheck
+        self,
+        request: _Request,
+        sealer: Sealer,
+        stub: Stub,
+        record: ArchiveRecord,
+        expected: tuple[bytes | None, Mapping[str, int]],
     ) -> None:
-        scope, thread_id = request.scope, request.thread_id
+        """Turn the tier; ``expected`` are the thread's cold sums, and how many rows of each table it has."""
+        scope, thread_id, (cold, counts) = request.scope, request.thread_id, expected
         async with self.sealing.unit_of_work.begin(scope) as transaction:
             locked = await transaction.fetch_one(sql.LOCK, thread_id=thread_id)
-            if locked is None or (locked.tier, locked.activity) != ("hot", stub.activity):
+            if locked is None or (locked.tier, locked.activity, locked.cold) != ("hot", stub.activity, cold):
                 raise ThreadActive
             await self.sealing.check_keys_in(transaction, scope, sealer)
             held = await transaction.fetch_all(sql.HOLD_KEY_VERSIONS, key_versions=stub.key_versions)
@@ -635,7 +723,7 @@ class _Archiving:
             await self.sealing.offload.ledger.settle(transaction, sealer, [settlement], thread_id)
             await transaction.run(sql.ADD_STUB, **msgspec.structs.asdict(stub))
             for table, statement in sql.REMOVE.items():
-                if await transaction.run(statement, thread_id=thread_id) != check.counts[table]:
+                if await transaction.run(statement, thread_id=thread_id) != counts[table]:
                     raise ThreadActive
             await transaction.run(sql.INTO_ARCHIVE, thread_id=thread_id)
             await self.audit.append(

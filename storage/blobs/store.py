@@ -72,6 +72,9 @@ THAW_SECONDS: Final[Mapping[str, float]] = {"GLACIER": 5 * 3600.0, "DEEP_ARCHIVE
 FROZEN_CLASSES: Final = frozenset(THAW_SECONDS)
 """Objects in these cannot be read from the moment they are stored, until they are thawed."""
 
+READABLE_CLASS: Final = "STANDARD"
+"""What is to be read back before it is frozen is stored in this one."""
+
 ThawState = Literal["ready", "thawing", "frozen"]
 
 

@@ -116,7 +116,7 @@ async def read(rows: Rows, reader: PieceReader, at: At, wanted: Wanted) -> Toget
         if not line.is_whole:
             await check_count(rows, wanted.namespace, counted.head)
         if line.ancestors:
-            writes = await check_writes(sealer, await rows.members(), counted.thread)
+            writes = await check_writes(sealer, await rows.members(), counted.thread, rows.cold_writes)
             if wanted.names is None:
                 mark = counted.mark(target_id, (), writes.of(wanted.namespace, target_id))
         written = await line.writes(line.ancestors)

@@ -115,7 +115,7 @@ class _Head:
         if opened.columns.checkpoint_id == self.head_id:
             compare_writes(sum_of(written), self.head.writes)
         else:
-            await check_writes(self._sealer, found.members, self.thread)
+            await check_writes(self._sealer, found.members, self.thread, self.seals.sums.writes)
         return written
 
 
@@ -164,6 +164,8 @@ async def _open_at_once(  # noqa: C901  what is left to a snapshot is said at on
         raise ThreadElsewhere
     if found.checkpoint is None:
         return None
+    if found.cold is not None and not found.is_parent_stored and found.checkpoint.parent_id is not None:
+        return None  # it may be in a segment
     opened = head.checkpoint(found.checkpoint)
     if not wanted.load.with_state:
         return head.without_state(opened)
@@ -208,7 +210,7 @@ async def load_in(open_snapshot: OpenSnapshot, access: Access, scope: Scope, sea
             raise CheckpointNotFound
         head = _Head(sealer, wanted, found)
         await check_acknowledged(transaction, sealer, load.thread_id, seen, head.head_id, head.head)
-        snapshot.check_tier(found.tier)
+        snapshot.check_tier(found.tier, found.cold)
         if found.checkpoint is None:
             if load.checkpoint_id is None or load.checkpoint_id == head.head_id:
                 raise IntegrityFailure("the head's checkpoint is missing")

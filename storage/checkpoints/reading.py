@@ -4,7 +4,7 @@ Every function sees one snapshot and either returns what authenticates or raises
 transaction, and nothing is written.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,13 +28,14 @@ from storage.format.record import (
     open_checkpoint,
     open_thread_seal,
 )
+from storage.format.segment import ColdSums
 from storage.ledger.ledger import LiveBlob
 from storage.model import Checkpoint, HistoryQuery, Page
 from storage.postgres.unit_of_work import Transaction
 from storage.schemas.tags import search_for
 from storage.scope import Scope
 from storage.statements.threads import checkpoints as sql
-from storage.tiers.rows import Listing, Reference, Rows, history_order
+from storage.tiers.rows import Listing, PageEnds, Reference, Rows, history_order
 from storage.tiers.snapshots import Snapshot, SubjectSnapshot
 
 # How many rows a request may open to match metadata that tags do not find, before it answers with a cursor instead.
@@ -111,6 +112,7 @@ class ThreadSealers:
         self.own = sealer
         self._known: dict[str, Sealer | None] = {} if thread_id is None else {thread_id: sealer}
         self._seals: dict[str, ThreadSeal] = {} if thread_id is None or thread is None else {thread_id: thread}
+        self._cold: dict[str, LiveSet] = {}
         self._damaged: set[str] = set()
         self.over_threads = thread_id is None
 
@@ -125,11 +127,13 @@ class ThreadSealers:
             thread_id = row.thread_id
             try:
                 thread = open_thread_seal(self.own, thread_id, row.created_at, row.seal)
+                sums = ColdSums.open(self.own, thread_id, row.created_at, thread.incarnation, row.cold)
             except IntegrityFailure:
                 self._known[thread_id] = None
                 self._damaged.add(thread_id)
                 continue
             self._seals[thread_id] = thread
+            self._cold[thread_id] = sums.writes
             if thread.share_check is not None:
                 self._known[thread_id] = None
                 with suppress(ClientShareRequired, ClientShareWrong):
@@ -143,6 +147,10 @@ class ThreadSealers:
     def seal_of(self, thread_id: str) -> ThreadSeal | None:
         """The seal of a thread that was learned; None: it has no row."""
         return self._seals.get(thread_id)
+
+    def cold_writes_of(self, thread_id: str) -> LiveSet:
+        """The sum of the pending writes of a thread that was learned which are in segments."""
+        return self._cold.get(thread_id, NO_WRITES)
 
     def opened(self, row: CheckpointRow) -> "Match":
         """A checkpoint row of a thread that was learned; over all threads, one that does not open is damaged.
@@ -196,7 +204,7 @@ async def scan(rows: Listing, sealers: ThreadSealers, query: HistoryQuery) -> Pa
     search = await search_for(rows, sealers.own, query)
     while True:
         size = min(_SCAN_ROWS, query.limit if not query.metadata else _SCAN_ROWS)
-        found = await rows.history(query, search, after and after[:3], size)
+        found, ends_at = await _stretch(rows.history(query, search, after and after[:3], size))
         await sealers.learn(row.thread_id for row in found)
         for row in found:
             after = history_order(row)
@@ -215,10 +223,18 @@ async def scan(rows: Listing, sealers: ThreadSealers, query: HistoryQuery) -> Pa
             if len(matches) == query.limit or matched_bytes >= HISTORY_MANIFESTS_BYTES_MAX:
                 return Page(matches, after)
         looked_at += len(found)
-        if len(found) < size:
-            return Page(matches, None)
+        if ends_at is not None or len(found) < size:
+            return Page(matches, ends_at)
         if looked_at >= HISTORY_SCAN_ROWS_MAX:
             return Page(matches, after)
+
+
+async def _stretch(history: Awaitable[list[CheckpointRow]]) -> tuple[Sequence[CheckpointRow], Reference | None]:
+    """Rows of a page, and where it has to end for now."""
+    try:
+        return await history, None
+    except PageEnds as ends:
+        return ends.rows, ends.after
 
 
 async def removed_parents(rows: Listing, page: Iterable[Match]) -> frozenset[Reference]:
@@ -378,7 +394,8 @@ async def _joined(
     if sealer is None:
         return [Unjoined(each, [], None) for each in matched]
     if thread_id not in readers:
-        await check_writes(sealer, await rows.members(), sealers.seal_of(thread_id))
+        cold = rows.cold_writes.join(sealers.cold_writes_of(thread_id))
+        await check_writes(sealer, await rows.members(), sealers.seal_of(thread_id), cold)
         # A page that has reached its size ends with the checkpoint that did: that one must fit, too.
         page_bytes_max = HISTORY_BYTES_MAX + RESOLVED_BYTES_MAX
         readers[thread_id] = PieceReader(sealer, refs=refs, bytes_max=page_bytes_max, take=taking())

@@ -69,6 +69,7 @@ from storage.format.record import (
     seal_head,
     seal_thread,
 )
+from storage.format.segment import ColdSums
 from storage.format.token import ThreadToken
 from storage.model import FullState, Patch, Save, Saved
 from storage.postgres.unit_of_work import Transaction
@@ -78,6 +79,7 @@ from storage.statements.threads import checkpoints as sql
 from storage.statements.threads import threads as threads_sql
 from storage.statements.threads.checkpoints import OpenRow
 from storage.tiers.hot import HotRows
+from storage.tiers.segments import refuse_cold
 
 T = TypeVar("T")
 # What a save has to be to stand on a parent of another version, or of one where it names none.
@@ -136,6 +138,8 @@ class Ground(msgspec.Struct, frozen=True):
         strictness: Whether save policies ask for that.
         head_id: The namespace's head; None: it has none.
         head: The head's seal.
+        sums: What is in the thread's segments; None: nothing is, or whatever is there does not matter to a save on top
+            of the head.
         is_new_thread: Whether this transaction made the thread.
     """
 
@@ -146,6 +150,7 @@ class Ground(msgspec.Struct, frozen=True):
     strictness: Strictness
     head_id: str | None
     head: HeadSeal | None
+    sums: ColdSums | None = None
     is_new_thread: bool = False
 
     @classmethod
@@ -170,7 +175,10 @@ class Ground(msgspec.Struct, frozen=True):
             place = (save.namespace, row.head_id, row.sequence, row.head_seal)
             head = open_head(sealer, save.thread_id, thread, *place)
         is_new = row.head_id is None and seal == own_seal
-        return cls(created_at, seal, thread, row.strict, strictness, row.head_id, head, is_new)
+        sums = None
+        if row.cold is not None:
+            sums = ColdSums.open(sealer, save.thread_id, created_at, thread.incarnation, row.cold)
+        return cls(created_at, seal, thread, row.strict, strictness, row.head_id, head, sums, is_new)
 
     def check(self, save: Save) -> None:
         """Compare with what the caller believes of the head.
@@ -424,6 +432,8 @@ class _Attempt:
                 sealer, save, row, own_seal, Strictness.read(access.control, scope.tenant_id, row.policies)
             )
             await check_acknowledged(transaction, sealer, save.thread_id, acknowledged, ground.head_id, ground.head)
+            if save.checkpoint_id is not None and not row.stored_before:
+                await self._refuse_cold(transaction, ground, save.checkpoint_id)
             if row.stored_before:
                 saved, left = await self._saved_before(transaction, ground, same), None
             else:
@@ -500,9 +510,17 @@ class _Attempt:
     async def _refuse_parent(self, transaction: Transaction, ground: Ground, parent_id: str) -> Never:
         if parent_id == ground.head_id:
             raise IntegrityFailure("the head's checkpoint is missing")
+        await self._refuse_cold(transaction, ground, parent_id)
         if ground.head is not None:
-            await check_count(HotRows(transaction, self.save.thread_id), self.save.namespace, ground.head)
+            rows, namespace = HotRows(transaction, self.save.thread_id), self.save.namespace
+            await check_count(rows, namespace, ground.head, None if ground.sums is None else ground.sums.of(namespace))
         raise ParentUnknown
+
+    async def _refuse_cold(self, transaction: Transaction, ground: Ground, checkpoint_id: str) -> None:
+        """Return if a checkpoint of the namespace is in no segment; as `storage.tiers.segments.refuse_cold`."""
+        if ground.sums is not None:
+            place = (self.save.namespace, checkpoint_id)
+            await refuse_cold(transaction, self.sealer, self.save.thread_id, ground.sums, place)
 
     async def _channels(
         self,

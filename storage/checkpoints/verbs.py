@@ -291,7 +291,7 @@ class Checkpoints:
                 await self._access.check_keys_in(snapshot.transaction, scope, sealer)
                 thread = await admit_reader(snapshot, sealer)
                 rows = snapshot.rows
-                await check_writes(sealer, await rows.members(), thread)
+                await check_writes(sealer, await rows.members(), thread, rows.cold_writes)
                 if thread is None:
                     raise ThreadNotFound
                 written = await rows.writes_of(query.namespace, [query.checkpoint_id], query.task_id)

@@ -36,6 +36,7 @@ from storage.format.record import (
     seal_thread,
     seal_write,
 )
+from storage.format.segment import ColdSums
 from storage.format.token import ThreadToken
 from storage.model import NewWrite, TaskWrites, WritesReceipt
 from storage.postgres.unit_of_work import Transaction
@@ -43,10 +44,10 @@ from storage.schemas.versions import OtherVersionError
 from storage.scope import Scope
 from storage.statements.threads import checkpoints as sql
 from storage.statements.threads.checkpoints import OpenWritesRow
+from storage.tiers.segments import refuse_cold
 
 # As many writes are sealed beside the event loop.
 _SEALED_BESIDE_MIN = 64
-
 
 # What writes have to be to belong to a checkpoint at a version, where they name none.
 AtVersion = Callable[[TaskWrites, OtherVersionError], Awaitable[TaskWrites]]
@@ -259,6 +260,7 @@ class _Attempt:
             if new.state_schema is None and row.at_schema is not None:
                 raise OtherVersionError(new.checkpoint_id, row.at_schema, row.at_version)
             before = self._read(row)
+            await self._refuse_cold(transaction, row, before)
             await check_acknowledged(transaction, sealer, new.thread_id, acknowledged, row.head_id, before.head)
             present = dict(zip(row.present_idx or (), row.present_members or (), strict=True))
             fresh = [
@@ -313,6 +315,15 @@ class _Attempt:
             return _Sealed(thread, None)
         place = (new.namespace, row.head_id, row.sequence, row.head_seal)
         return _Sealed(thread, open_head(self.sealer, new.thread_id, thread, *place))
+
+    async def _refuse_cold(self, transaction: Transaction, row: OpenWritesRow, before: _Sealed) -> None:
+        """Return if the checkpoint is in no segment; as `storage.tiers.segments.refuse_cold`."""
+        new = self.new
+        if row.cold is None or new.checkpoint_id == row.head_id:
+            return
+        incarnation = before.thread.incarnation
+        sums = ColdSums.open(self.sealer, new.thread_id, row.thread_created_at, incarnation, row.cold)
+        await refuse_cold(transaction, self.sealer, new.thread_id, sums, (new.namespace, new.checkpoint_id))
 
     async def _stored(self, transaction: Transaction, uploads: Uploads) -> list[tuple[Piece, UUID | None]]:
         """The pieces to store, each with the blob that holds its content, if one does.

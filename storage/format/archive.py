@@ -278,10 +278,15 @@ class Stub(msgspec.Struct, frozen=True):
         hot_bytes: The sum of the lengths of the envelopes that moved.
         size_bytes: The size of the object.
         run_ids: The runs of the checkpoints that moved, each once; ``agents`` likewise.
-        state_schemas: The schemas of the heads, one for each that has one.
+        state_schemas: The schemas of the heads, one for each that has one; of a segment those of its checkpoints, each
+            once.
         named_ids: The blobs and artifacts that the rows name, as `storage.ledger.ledger.pack_named_ids` packs them.
         key_version: The version that ``sealed`` takes; it is not bound, but compared with it.
         sealed: An `ArchiveRecord`.
+        segment: The number of a segment in its thread, from 1; 0: the stub is of an archived thread.
+        volume: The number of the segment that its volume begins with; 0 of an archived thread.
+        first_id: The least checkpoint id of a segment; empty of an archived thread.
+        last_id: The greatest one; likewise.
     """
 
     thread_id: str
@@ -302,6 +307,10 @@ class Stub(msgspec.Struct, frozen=True):
     created_at: datetime
     key_version: int
     sealed: bytes
+    segment: int = 0
+    volume: int = 0
+    first_id: str = ""
+    last_id: str = ""
 
     def __repr__(self) -> str:
         return f"Stub(thread_id={self.thread_id!r}, blob_id={self.blob_id})"
@@ -309,8 +318,11 @@ class Stub(msgspec.Struct, frozen=True):
     @property
     def location(self) -> tuple[Field, ...]:
         """Where the record stands: every column that never changes."""
+        place: tuple[Field, ...] = ("archive",)
+        if self.segment:
+            place = ("segment", self.segment, self.volume, self.first_id, self.last_id)
         return (
-            "archive",
+            *place,
             self.thread_id,
             self.blob_id,
             self.activity,
@@ -353,6 +365,8 @@ class Stub(msgspec.Struct, frozen=True):
         except (msgspec.DecodeError, OverflowError, ValueError):
             raise IntegrityFailure("a thread's archive cannot be read") from None
         check_key_version(self.key_version, self.sealed)
+        if not self.segment and (self.volume, self.first_id, self.last_id) != (0, "", ""):
+            raise IntegrityFailure("the stub of an archived thread names a range of checkpoints")
         if record.format != FORMAT or len(record.digest) != _DIGEST_BYTES:
             raise IntegrityFailure("a thread's archive is of a newer format")
         return record

@@ -31,6 +31,7 @@ from storage.errors import IntegrityFailure, NotFound
 from storage.format.chain import head_location, thread_location
 from storage.format.key_versions import check_key_version
 from storage.format.manifest import chunk_location
+from storage.format.segment import cold_location
 from storage.key_lifecycle.parts import Parts
 from storage.ledger.reseal import BlobPosition, reseal_blobs
 from storage.postgres.clock import NOW
@@ -39,7 +40,7 @@ from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
 from storage.statements.keys import rotation as sql
 from storage.statements.threads import threads as threads_sql
-from storage.statements.threads.archives import STUBS_AFTER
+from storage.statements.threads.archives import SET_COLD, STUBS_AFTER
 
 R = TypeVar("R")
 
@@ -283,11 +284,13 @@ def _resealed(
 
 async def _unproven(transaction: Transaction, sealer: Sealer) -> int:
     """How many stubs of archives are damaged: what they say of key versions is not believed."""
-    found, after = 0, ""
+    found, after = 0, ("", 0)
     while True:
-        rows = await transaction.fetch_all(STUBS_AFTER, after=after, limit=_THREADS_PAGE)
+        rows = await transaction.fetch_all(
+            STUBS_AFTER, after_thread=after[0], after_segment=after[1], limit=_THREADS_PAGE
+        )
         for row in rows:
-            after = row.thread_id
+            after = (row.thread_id, row.segment)
             try:
                 row.record(sealer)
             except (IntegrityFailure, KeyDestroyed):
@@ -404,6 +407,10 @@ class _Batch:
             again = _resealed(self._sealer, Kind.HEAD, location, row.seal, compress=False)
             if again is not None:
                 await self._store(sql.RESEAL_HEAD, namespace=row.namespace, seal=again)
+        if locked.cold is not None:
+            again = _resealed(self._sealer, Kind.SEGMENT, cold_location(thread_id, locked.created_at), locked.cold)
+            if again is not None:
+                await self._store(SET_COLD, cold=again)
         if locked.stale:
             location = thread_location(thread_id, locked.created_at)
             again = _resealed(self._sealer, Kind.THREAD, location, locked.seal, compress=False)

@@ -62,7 +62,8 @@ from storage.retention.policies import (
 from storage.scope import OperatorScope, Scope, TenantListing, TenantScope
 from storage.statements.rules import retention as sql
 from storage.statements.rules.retention import FactsRow
-from storage.threads.pruning import Guard, Pruning
+from storage.threads.plans import Guard
+from storage.threads.pruning import Pruning
 from storage.threads.verbs import Threads
 
 # How often a tenant has a round: what is due waits for so long at most, give or take the jitter.

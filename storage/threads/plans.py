@@ -17,7 +17,6 @@ from datetime import datetime
 from typing import Any
 
 from crypto import Sealer
-from storage.access.access import Access
 from storage.access.completeness import (
     check_writes,
     compare_checkpoints,
@@ -25,6 +24,7 @@ from storage.access.completeness import (
     compare_writes,
     open_own_head,
 )
+from storage.access.sealing import Sealing
 from storage.errors import ThreadArchived
 from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
 from storage.format.pieces import unpack_ids
@@ -36,6 +36,7 @@ from storage.format.record import (
     open_thread_seal,
     seal_thread,
 )
+from storage.format.segment import ColdSums
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
 from storage.statements.threads import pruning as sql
@@ -46,7 +47,8 @@ from storage.threads.holds import refuse_held
 from storage.threads.thinning import ByRule, CheckpointRef, Choice, Entry, StaleError, closed
 from storage.tiers.rows import place_of
 
-# Envelopes that one transaction removes while a save may be waiting for it.
+# Pieces that one transaction removes while a save may be waiting for it, and the bytes of their envelopes.
+BATCH_CHUNKS = 250
 BATCH_BYTES = 1024 * 1024
 # Checkpoints read at a time, and opened before other requests of this process have their turn.
 _READ_ROWS = 200
@@ -95,6 +97,8 @@ class Plan:
         fresh: Checkpoints that came since the snapshot, until a batch has spared what they need.
         news: Pieces named by what came since the snapshot.
         followed: Those of them whose own children are known.
+        cold: The sums of what is in segments, as the thread's column has them.
+        sums: They, opened.
         doomed: Checkpoints that are still to go, by namespace.
     """
 
@@ -105,6 +109,8 @@ class Plan:
     written: LiveSet
     newest_write: dict[CheckpointRef, datetime]
     members: list[bytes]
+    cold: bytes | None
+    sums: ColdSums
     fresh: list[tuple[str, Entry]] = field(default_factory=list)
     news: set[bytes] = field(default_factory=set)
     followed: set[bytes] = field(default_factory=set)
@@ -129,6 +135,10 @@ class Target:
     restores: bool
     # Whether it is a use of the thread; housekeeping is none, or no thread that is thinned would ever be idle.
     touches: bool
+    # Whether all of the thread has to be in the database; what is in segments stays there otherwise.
+    whole: bool = True
+    # Whether something is removed, which a legal hold forbids.
+    removes: bool = True
 
     def archived(self) -> ThreadArchived:
         """What is raised where rows of the thread are in its archive."""
@@ -155,7 +165,7 @@ class LockedThread:
         self.written_before = thread.writes
         self.written_after = plan.written
         self.knows_writes = False
-        self._created_at = created_at
+        self.created_at = created_at
 
     def take_writes(self, writes: Collection[MemberRow]) -> None:
         """Take writes that were removed out of the sums."""
@@ -174,7 +184,7 @@ class LockedThread:
 
     async def touch(self, moment: datetime | None) -> None:
         """Say that the thread changed, and store its seal. ``moment``: it was used, too."""
-        sealed = seal_thread(self.plan.sealer, self.thread_id, self._created_at, self.thread)
+        sealed = seal_thread(self.plan.sealer, self.thread_id, self.created_at, self.thread)
         await self.transaction.run(sql.TOUCH, thread_id=self.thread_id, used_at=moment, seal=sealed)
 
     def keep_plan_true(self) -> None:
@@ -195,18 +205,18 @@ class LockedThread:
 class Plans:
     """Reads plans, and keeps them true."""
 
-    def __init__(self, access: Access, batch_chunks: int) -> None:
+    def __init__(self, sealing: Sealing, batch_chunks: int = BATCH_CHUNKS) -> None:
         """``batch_chunks``: what one transaction removes at most."""
-        self._access = access
+        self._sealing = sealing
         self._batch_chunks = batch_chunks
 
     async def read(self, transaction: Transaction, target: Target, sealer: Sealer) -> Plan | None:
         """Read and verify a thread in one snapshot; None: there is none."""
-        await self._access.check_keys_in(transaction, target.scope, sealer)
+        await self._sealing.check_keys_in(transaction, target.scope, sealer)
         row = await transaction.fetch_one(threads_sql.READ, thread_id=target.thread_id)
         if row is None:
             return None
-        if row.tier != "hot":
+        if row.tier != "hot" or (target.whole and row.cold is not None):
             raise target.archived()
         thread = open_thread_seal(sealer, target.thread_id, row.created_at, row.seal)
         if thread.share_check is None:
@@ -214,13 +224,16 @@ class Plans:
         check_share(sealer, target.thread_id, thread)
         heads = await transaction.fetch_all(threads_sql.HEADS, thread_id=target.thread_id)
         compare_namespaces(sealer, thread, [each.namespace for each in heads])
-        plan = Plan(sealer, thread.incarnation, {}, {}, thread.writes, {}, [])
+        sums = ColdSums.open(sealer, target.thread_id, row.created_at, thread.incarnation, row.cold)
+        plan = Plan(sealer, thread.incarnation, {}, {}, thread.writes, {}, [], row.cold, sums)
         for each in await transaction.fetch_all(sql.WRITES, thread_id=target.thread_id):
             write, ref = each.member_row, (each.namespace, each.checkpoint_id)
             plan.writes.setdefault(ref, []).append(write)
             plan.members.append(write.member)
             plan.newest_write[ref] = max(each.stored_at, plan.newest_write.get(ref, each.stored_at))
-        written = await check_writes(sealer, (each for some in plan.writes.values() for each in some), thread)
+        written = await check_writes(
+            sealer, (each for some in plan.writes.values() for each in some), thread, sums.writes
+        )
         for at in heads:
             head = open_own_head(sealer, target.thread_id, thread, at)
             compare_writes(written.of(at.namespace, at.head_id), head.writes)
@@ -229,7 +242,7 @@ class Plans:
             async for opened in _walk(transaction, target.thread_id, sealer, at.namespace):
                 found = found.add(opened.member)
                 entries[opened.columns.checkpoint_id] = _entry(opened)
-            compare_checkpoints(found, head.live)
+            compare_checkpoints(found.join(sums.of(at.namespace)), head.live)
             plan.thread[at.namespace] = KnownNamespace(at.head_id, head.sequence, head.live, entries)
         return plan
 
@@ -238,17 +251,20 @@ class Plans:
     @asynccontextmanager
     async def locked(self, target: Target, plan: Plan) -> AsyncIterator[LockedThread]:
         """A transaction that holds the thread's lock, in which the plan is true again."""
-        await self._access.control.ready()
-        async with self._access.unit_of_work.begin(target.scope) as transaction:
+        await self._sealing.control.ready()
+        async with self._sealing.unit_of_work.begin(target.scope) as transaction:
             row = await transaction.fetch_one(threads_sql.LOCK, thread_id=target.thread_id)
             if row is None:
                 raise Gone
             if row.tier != "hot":
                 raise target.archived()
-            await refuse_held(transaction, self._access.control, target.scope, target.thread_id)
+            if row.cold != plan.cold:
+                raise StaleError
+            if target.removes:
+                await refuse_held(transaction, self._sealing.control, target.scope, target.thread_id)
             if target.guard is not None:
                 await target.guard(transaction)
-            await self._access.check_keys_in(transaction, target.scope, plan.sealer)
+            await self._sealing.check_keys_in(transaction, target.scope, plan.sealer)
             thread = open_thread_seal(plan.sealer, target.thread_id, row.created_at, row.seal)
             self._check_life(plan, thread)
             locked = LockedThread(transaction, target, plan, row.created_at, thread)
@@ -302,7 +318,7 @@ class Plans:
         for some in _parts(sorted(present - entries.keys()), _READ_ROWS):
             rows = await locked.transaction.fetch_all(sql.CHECKPOINTS, **where, checkpoint_ids=some)
             found += [open_checkpoint(sealer, row) for row in rows]
-        total = _live(found)
+        total = _live(found).join(locked.plan.sums.of(namespace))
         for entry in entries.values():
             total = total.add(entry.member)
         if total != live:
@@ -331,6 +347,19 @@ class Plans:
             }
             spared.update(ref for ref in with_theirs(plan, heads) if ref[1] in doomed[ref[0]])
         return spared
+
+    @staticmethod
+    def compare_with_plan(
+        plan: Plan, batch: Sequence[CheckpointRef], found: Mapping[CheckpointRef, Collection[MemberRow]]
+    ) -> None:
+        """What was planned to go must be what goes: else an acknowledged write would go unread.
+
+        Raises:
+            WrittenMeanwhile: it is not.
+        """
+        late = {ref for ref in batch if set(found.get(ref, ())) != set(plan.writes.get(ref, ()))}
+        if late:
+            raise WrittenMeanwhile(late)
 
     # --- chunks ----------------------------------------------------------------------------------------------------
 
@@ -385,11 +414,11 @@ class Plans:
 
     async def drop_references(self, target: Target, plan: Plan) -> None:
         """Let go of blobs and artifacts that nothing in the thread names any more."""
-        async with self._access.unit_of_work.snapshot(target.scope) as transaction:
+        async with self._sealing.unit_of_work.snapshot(target.scope) as transaction:
             if not await transaction.fetch_only(sql.REFERS_TO_UNNAMED, thread_id=target.thread_id):
                 return
         async with self.locked(target, plan) as locked:
-            await self._access.offload.ledger.keep(locked.transaction, target.thread_id)
+            await self._sealing.offload.ledger.keep(locked.transaction, target.thread_id)
             await locked.touch(None)
         locked.keep_plan_true()
 
@@ -403,19 +432,6 @@ def with_theirs(plan: Plan, refs: set[CheckpointRef]) -> set[CheckpointRef]:
             kept = {each for at, each in refs if at == name and each in known.entries}
             result.update((name, each) for each in closed(known.entries, kept))
     return result
-
-
-def compare_with_plan(
-    plan: Plan, batch: Sequence[CheckpointRef], found: Mapping[CheckpointRef, Collection[MemberRow]]
-) -> None:
-    """What was planned to go must be what goes: else an acknowledged write would go unread.
-
-    Raises:
-        WrittenMeanwhile: it is not.
-    """
-    late = {ref for ref in batch if set(found.get(ref, ())) != set(plan.writes.get(ref, ()))}
-    if late:
-        raise WrittenMeanwhile(late)
 
 
 def doomed_of(plan: Plan, choice: Choice) -> dict[str, set[str]]:
@@ -436,6 +452,7 @@ def _entry(opened: OpenedCheckpoint) -> Entry:
         opened.outcome,
         columns.source,
         opened.member,
+        columns.created_at,
         frozenset(each.name for each in opened.manifest.channels),
         opened.manifest.delta_channels,
         _outer(opened.manifest.metadata.get("parents")),

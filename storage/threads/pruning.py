@@ -37,7 +37,6 @@ from storage.threads.plans import (
     Target,
     WrittenMeanwhile,
     columns_of,
-    compare_with_plan,
     doomed_of,
     garbage_of,
     with_theirs,
@@ -57,7 +56,6 @@ from storage.threads.thinning import (
 
 # Rows that one transaction removes while a save may be waiting for it.
 BATCH_ROWS = 100
-BATCH_CHUNKS = 250
 # Plans that may go stale one after another: two removals at once, or a thread that is deleted and begun again.
 _ROUNDS_MAX = 5
 
@@ -88,10 +86,10 @@ class _Request(Target):
 class Pruning:
     """Removes what is not needed of threads that stay."""
 
-    def __init__(self, access: Access, *, batch_rows: int = BATCH_ROWS, batch_chunks: int = BATCH_CHUNKS) -> None:
-        """``batch_rows`` and ``batch_chunks``: what one transaction removes at most."""
+    def __init__(self, access: Access, plans: Plans | None = None, *, batch_rows: int = BATCH_ROWS) -> None:
+        """``batch_rows``: what one transaction removes at most."""
         self._access = access
-        self._plans = Plans(access, batch_chunks)
+        self._plans = plans or Plans(access)
         self._batch_rows = batch_rows
 
     # --- verbs -----------------------------------------------------------------------------------------------------
@@ -147,7 +145,9 @@ class Pruning:
 
         A checkpoint that is written to meanwhile stays.
         """
-        return await self._remove(_Request(scope, thread_id, guard, restores=False, touches=False), ByRule(rule), share)
+        return await self._remove(
+            _Request(scope, thread_id, guard, restores=False, touches=False, whole=False), ByRule(rule), share
+        )
 
     async def preview(
         self, scope: Scope, thread_id: str, rule: ThinningRule, *, share: ClientShare | None = None
@@ -157,7 +157,7 @@ class Pruning:
         Raises:
             ClientShareRequired, ClientShareWrong, ThreadArchived, IntegrityFailure: as `keep_latest`.
         """
-        request = _Request(scope, thread_id, None, restores=False, touches=False)
+        request = _Request(scope, thread_id, None, restores=False, touches=False, whole=False)
 
         async def attempt(sealer: Sealer) -> Removal:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
@@ -187,7 +187,7 @@ class Pruning:
 
         What is needed: `storage.threads.thinning.writes_that_may_go`.
         """
-        request = _Request(scope, thread_id, guard, restores=False, touches=False)
+        request = _Request(scope, thread_id, guard, restores=False, touches=False, whole=False)
 
         async def attempt(sealer: Sealer) -> None:
             await self._rounds(lambda: self._drop_writes(request, sealer, older_than))
@@ -300,7 +300,7 @@ class Pruning:
         found: dict[CheckpointRef, list[MemberRow]] = {}
         for write in await transaction.fetch_all(sql.DELETE_WRITES_OF, **where):
             found.setdefault((write.namespace, write.checkpoint_id), []).append(write)
-        compare_with_plan(plan, batch, found)
+        self._plans.compare_with_plan(plan, batch, found)
         locked.take_writes([each for some in found.values() for each in some])
         if len(await transaction.fetch_all(sql.DELETE_CHECKPOINTS, **where)) != len(batch):
             raise IntegrityFailure("checkpoints were taken from this thread outside the gateway")

@@ -38,6 +38,7 @@ class Entry:
     outcome: str | None
     source: str | None
     member: bytes
+    created_at: datetime
     channels: frozenset[str]
     delta_channels: tuple[str, ...]
     # Of a sub-agent's: what the namespaces around it stood at as it began, by namespace (LangGraph's `parents`).
@@ -199,6 +200,7 @@ class ThinningRule:
         keep_statuses: Those that had or came to one of these statuses.
         checkpoints_max: Of the whole thread; where it has a quarter more than that, the oldest go, down to it.
         writes_since: A checkpoint with a pending write from then or later stays.
+        made_since: A checkpoint that was made then or later stays. Without any other term, all older ones go.
     """
 
     every: int | None = None
@@ -207,6 +209,7 @@ class ThinningRule:
     keep_statuses: frozenset[Status] = frozenset()
     checkpoints_max: int | None = None
     writes_since: datetime | None = None
+    made_since: datetime | None = None
 
     def __post_init__(self) -> None:
         """Refuse what is no rule.
@@ -221,7 +224,9 @@ class ThinningRule:
 
     @property
     def _chooses(self) -> bool:
-        return self.every is not None or bool(self.keep_first or self.keep_last or self.keep_statuses)
+        return (self.every, self.made_since) != (None, None) or bool(
+            self.keep_first or self.keep_last or self.keep_statuses
+        )
 
     def doomed(self, thread: Mapping[str, Known], written: Collection[CheckpointRef]) -> dict[str, set[str]]:
         """The checkpoints that go, by namespace. ``written``: those with a write that ``writes_since`` keeps."""
@@ -246,8 +251,10 @@ class ThinningRule:
         firm.update(ordered[: self.keep_first])
         firm.update(ordered[len(ordered) - min(self.keep_last, len(ordered)) :])
         for each in entries.values():
-            if (namespace, each.checkpoint_id) in written or not self.keep_statuses.isdisjoint(
-                (each.status, each.outcome)
+            if (
+                (namespace, each.checkpoint_id) in written
+                or (self.made_since is not None and each.created_at >= self.made_since)
+                or not self.keep_statuses.isdisjoint((each.status, each.outcome))
             ):
                 firm.add(each.checkpoint_id)
         return firm

@@ -46,11 +46,12 @@ from storage.postgres.unit_of_work import Transaction
 from storage.scope import ClientShare, Scope, check_id
 from storage.statements.threads import tags as tags_sql
 from storage.statements.threads import threads as sql
-from storage.statements.threads.archives import DELETE_STUB
+from storage.statements.threads.archives import DELETE_STUBS
 from storage.statements.threads.checkpoints import HEAD_AND_NEWEST, LEFT_OVER
 from storage.statements.threads.completeness import REMEMBER_REMOVAL
 from storage.threads.holds import refuse_held
-from storage.threads.pruning import NOTHING, Guard, Pruning, sum_of_removals
+from storage.threads.plans import Guard
+from storage.threads.pruning import NOTHING, Pruning, sum_of_removals
 from storage.tiers.hot import HotRows
 from storage.tiers.rows import BEFORE_WRITES, place_of
 from storage.tiers.snapshots import Snapshot
@@ -377,11 +378,13 @@ async def remove_thread(
             thread = open_thread_seal(sealer, thread_id, locked.created_at, locked.seal)
             removal = removal_mac(sealer, thread_tag(sealer, thread_id), incarnation_tag(sealer, thread.incarnation))
             await transaction.run(REMEMBER_REMOVAL, removal=removal, removed_at=now)
-    stub = await transaction.fetch_one(DELETE_STUB, thread_id=thread_id)
+    stubs = await transaction.fetch_all(DELETE_STUBS, thread_id=thread_id)
     writes, checkpoints, *_ = [await transaction.run(each, thread_id=thread_id) for each in sql.DELETE_ALL]
-    if stub is not None:
-        writes, checkpoints = writes + stub.pending_writes, checkpoints + stub.checkpoints
-    return Removal(threads=1, checkpoints=checkpoints, pending_writes=writes)
+    return Removal(
+        threads=1,
+        checkpoints=checkpoints + sum(each.checkpoints for each in stubs),
+        pending_writes=writes + sum(each.pending_writes for each in stubs),
+    )
 
 
 class _Copy(msgspec.Struct, frozen=True):
@@ -407,7 +410,7 @@ class _Copy(msgspec.Struct, frozen=True):
         found = await transaction.fetch_one(sql.READ, thread_id=source)
         if found is None:
             raise ThreadNotFound
-        if found.tier != "hot":
+        if found.tier != "hot" or found.cold is not None:
             raise ThreadArchived(source)
         original = open_thread(sealer, source, found.created_at, found.seal)
         thread = new_thread(sealer, target)

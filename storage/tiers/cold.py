@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from storage.errors import IntegrityFailure
 from storage.format.archive import StoredRow, ThreadRows, row_of
+from storage.format.chain import NO_WRITES, LiveSet
 from storage.format.record import CheckpointRow, MemberRow, PieceRow, WriteRow
 from storage.model import HistoryQuery
 from storage.statements.threads.tags import COUNTED_MAX, TagUse
@@ -207,6 +208,11 @@ class ColdRows:
             MemberRow(row.namespace, row.checkpoint_id, row.task_id, row.idx, row.member)
             for row in self._writes.values()
         ]
+
+    @property
+    def cold_writes(self) -> LiveSet:
+        """As `storage.tiers.rows.Rows.cold_writes`: of none."""
+        return NO_WRITES
 
 
 def _place(row: CheckpointRow) -> _Place:

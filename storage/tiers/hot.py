@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
+from storage.format.chain import NO_WRITES, LiveSet
 from storage.format.record import CheckpointRow, MemberRow, PieceRow, WriteRow
 from storage.model import HistoryQuery
 from storage.postgres.unit_of_work import Transaction
@@ -64,8 +65,9 @@ class HotListing:
         if not references:
             return set()
         thread_ids, namespaces, checkpoint_ids = (list(column) for column in zip(*references, strict=True))
+        statement = checkpoints_sql.STORED_OR_COLD if self._listed is None else checkpoints_sql.STORED_OF
         rows = await self._transaction.fetch_all(
-            checkpoints_sql.STORED_OF, thread_ids=thread_ids, namespaces=namespaces, checkpoint_ids=checkpoint_ids
+            statement, thread_ids=thread_ids, namespaces=namespaces, checkpoint_ids=checkpoint_ids
         )
         return {(row.thread_id, row.namespace, row.checkpoint_id) for row in rows}
 
@@ -151,3 +153,8 @@ class HotRows(HotListing):
     async def members(self) -> list[MemberRow]:
         """As `storage.tiers.rows.Rows.members`."""
         return await self._transaction.fetch_all(completeness_sql.MEMBERS, thread_id=self._thread_id)
+
+    @property
+    def cold_writes(self) -> LiveSet:
+        """As `storage.tiers.rows.Rows.cold_writes`: of none."""
+        return NO_WRITES

@@ -1,8 +1,9 @@
 """The reads of rows that move between tiers: checkpoints with their tags, pending writes and pieces.
 
 `Rows` is what a verb that reads a thread asks. It has two sources, the database (`storage.tiers.hot`) and rows that
-were read from an archive (`storage.tiers.cold`), and their union (`storage.tiers.union`); all answer the same for the
-same rows. Texts are ordered by their bytes, which is the order of their code points, and limits count rows.
+were read from an archive (`storage.tiers.cold`), their union (`storage.tiers.union`), and the rows of a thread of which
+a part is in segments (`storage.tiers.segments`); all answer the same for the same rows. Texts are ordered by their
+bytes, which is the order of their code points, and limits count rows.
 
 It owns no row that stays in the database whatever the tier: the thread's own, heads, keys and blobs are asked of the
 transaction beside it (`storage.tiers.snapshots`). Nothing is opened here, and nothing is written.
@@ -13,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from storage.format.chain import LiveSet
 from storage.format.record import CheckpointRow, MemberRow, PieceRow, WriteRow
 from storage.model import HistoryQuery
 from storage.statements.threads.tags import TagUse
@@ -23,6 +25,18 @@ Reference = tuple[str, str, str]
 WritePlace = tuple[str, str, str, int]
 # Before the first write of a thread.
 BEFORE_WRITES: WritePlace = ("", "", "", -(2**31))
+
+
+class PageEnds(Exception):
+    """A page of history ends here, although there is more: whoever goes on begins ``after`` this place.
+
+    ``rows`` are those that belong on it before that place.
+    """
+
+    def __init__(self, rows: "Sequence[CheckpointRow]", after: Reference) -> None:
+        super().__init__()
+        self.rows = rows
+        self.after = after
 
 
 class Search(msgspec.Struct, frozen=True):
@@ -59,16 +73,10 @@ class Listing(Protocol):
 
 
 class Rows(Listing, Protocol):
-    """What is read of one thread."""
+    """What is read of one thread, wherever its rows are."""
 
     async def checkpoint(self, namespace: str, checkpoint_id: str | None) -> CheckpointRow | None:
         """One checkpoint."""
-
-    async def checkpoints_after(self, namespace: str, after: str, limit: int) -> list[CheckpointRow]:
-        """The checkpoints of a namespace with greater ids, in the order of their ids."""
-
-    async def next_checkpoint(self, namespace: str, after: str) -> str | None:
-        """The least id of a checkpoint of a namespace that is greater than this one."""
 
     async def ancestors(self, namespace: str, checkpoint_id: str, limit: int) -> list[CheckpointRow]:
         """A checkpoint and those it was made from, nearest first, as far as they are stored."""
@@ -76,25 +84,39 @@ class Rows(Listing, Protocol):
     async def count(self, namespace: str) -> int:
         """The number of checkpoints of a namespace."""
 
-    async def namespaces(self) -> list[str]:
-        """The namespaces that have checkpoints, in order."""
-
     async def pieces(self, piece_ids: Sequence[bytes]) -> list[PieceRow]:
         """Those of these pieces that are stored, in no order."""
-
-    async def pieces_after(self, after: bytes, limit: int) -> list[PieceRow]:
-        """The pieces with greater ids, in the order of their ids."""
 
     async def writes_of(
         self, namespace: str, checkpoint_ids: Sequence[str], task_id: str | None = None
     ) -> list[WriteRow]:
         """The pending writes of checkpoints, or of one task of theirs, by checkpoint, task path, task and position."""
 
+    async def members(self) -> list[MemberRow]:
+        """The places and members of all of the thread's pending writes but those in segments, in no order."""
+
+    @property
+    def cold_writes(self) -> LiveSet:
+        """The sum of the pending writes in segments."""
+
+
+class WholeRows(Rows, Protocol):
+    """What is read of a thread, or of the part of it that is in no segment, by whoever reads all of it."""
+
+    async def checkpoints_after(self, namespace: str, after: str, limit: int) -> list[CheckpointRow]:
+        """The checkpoints of a namespace with greater ids, in the order of their ids."""
+
+    async def next_checkpoint(self, namespace: str, after: str) -> str | None:
+        """The least id of a checkpoint of a namespace that is greater than this one."""
+
+    async def namespaces(self) -> list[str]:
+        """The namespaces that have checkpoints, in order."""
+
+    async def pieces_after(self, after: bytes, limit: int) -> list[PieceRow]:
+        """The pieces with greater ids, in the order of their ids."""
+
     async def writes_after(self, after: WritePlace, limit: int) -> list[WriteRow]:
         """The thread's pending writes behind a place, in the order of their places."""
-
-    async def members(self) -> list[MemberRow]:
-        """The places and members of all of the thread's pending writes, in no order."""
 
 
 def history_order(row: CheckpointRow) -> Reference:

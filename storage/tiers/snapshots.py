@@ -9,54 +9,73 @@ from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
+from storage.format.segment import ColdSums
 from storage.postgres.unit_of_work import Transaction
 from storage.statements.threads import checkpoints as sql
 from storage.statements.threads import threads as threads_sql
 from storage.statements.threads.checkpoints import LoadedRows
 from storage.statements.threads.threads import HeadRow, ThreadRow
 from storage.tiers.hot import HotListing, HotRows
-from storage.tiers.rows import Listing, Rows
+from storage.tiers.rows import Listing, Rows, WholeRows
+from storage.tiers.segments import SegmentedRows
 
 _PIECE_ID_BYTES = 17
 
 
 class ThreadElsewhere(Exception):
-    """The rows that come next are not in the database: the thread is in the archive tier."""
+    """Rows that may come next are not in the database: the thread is in the archive tier, or has segments."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
     """One thread at one moment.
 
-    ``rows`` are those that move between tiers; ``is_archived``: they are the ones of its archive.
+    Attributes:
+        transaction: What reads the rows that stay in the database.
+        thread_id: The thread.
+        rows: Those that move between tiers, wherever they are.
+        unsegmented: Those of them that are in no segment.
+        sums: What is in segments; None: whether the thread has some was not looked at, and none are in sight.
+        is_archived: The rows that are in no segment are the ones of its archive.
     """
 
     transaction: Transaction
     thread_id: str
     rows: Rows
+    unsegmented: WholeRows
+    sums: ColdSums | None = None
     is_archived: bool = False
 
     @classmethod
     def hot(cls, transaction: Transaction, thread_id: str) -> "Snapshot":
         """Of a thread whose rows are in the database."""
-        return cls(transaction, thread_id, HotRows(transaction, thread_id))
+        rows = HotRows(transaction, thread_id)
+        return cls(transaction, thread_id, rows, rows)
 
     @property
     def listing(self) -> Listing:
         """What a page of history asks."""
         return self.rows
 
+    def whole(self) -> WholeRows:
+        """All rows that move between tiers, for whoever reads the whole thread.
+
+        Raises:
+            SegmentsNeeded: Some are in segments that were not fetched.
+        """
+        return self.rows.whole() if isinstance(self.rows, SegmentedRows) else self.unsegmented
+
     def rows_of(self, thread_id: str) -> Rows:
         """The rows of a thread on a page of history: of this one."""
         assert thread_id == self.thread_id  # noqa: S101  for the reader: the page has no other
         return self.rows
 
-    def check_tier(self, tier: str | None) -> None:
-        """Go on if the rows of the thread, which is in this tier, are in sight.
+    def check_tier(self, tier: str | None, cold: bytes | None) -> None:
+        """Go on if the rows of the thread, which is in this tier, are in sight; ``cold``: it has segments.
 
         Raises:
-            ThreadElsewhere: They are in its archive: read them there (`storage.access.access.Access.reading_thread`).
+            ThreadElsewhere: Some are in its archive: read them there (`storage.access.access.Access.reading_thread`).
         """
-        if tier != "hot" and not self.is_archived:
+        if (tier != "hot" and not self.is_archived) or (cold is not None and self.sums is None):
             raise ThreadElsewhere
 
     async def thread(self) -> ThreadRow | None:
@@ -79,9 +98,9 @@ class Snapshot(msgspec.Struct, frozen=True):
             checkpoint_id=checkpoint_id,
             with_state=with_state,
         )
-        if found is None or not self.is_archived:
+        if found is None or (not self.is_archived and self.sums is None):
             return found
-        return await load_from(self.rows, found, namespace, checkpoint_id, with_state=with_state)
+        return await load_from(self, found, namespace, checkpoint_id, with_state=with_state)
 
 
 class SubjectSnapshot(msgspec.Struct, frozen=True):
@@ -103,15 +122,18 @@ OpenSnapshot = Callable[[], AbstractAsyncContextManager[Snapshot]]
 
 
 async def load_from(
-    rows: Rows, stored: LoadedRows, namespace: str, checkpoint_id: str | None, *, with_state: bool
+    snapshot: Snapshot, stored: LoadedRows, namespace: str, checkpoint_id: str | None, *, with_state: bool
 ) -> LoadedRows:
-    """What a load finds where not all rows are in the database: its seals, with what ``rows`` has.
+    """What a load finds where not all rows are in the database: its seals, with the rows of the snapshot.
 
     ``checkpoint_id`` None: the head. ``with_state``: pending writes, pieces and members are wanted.
     """
+    rows = snapshot.rows
     found = await rows.checkpoint(namespace, stored.head_id if checkpoint_id is None else checkpoint_id)
-    is_newer = await rows.next_checkpoint(namespace, stored.head_id) is not None
-    parent = None if found is None else await rows.checkpoint(namespace, found.parent_id)
+    is_newer = await snapshot.unsegmented.next_checkpoint(namespace, stored.head_id) is not None
+    parent = set()
+    if found is not None and found.parent_id is not None:
+        parent = await rows.stored({(snapshot.thread_id, namespace, found.parent_id)})
     writes = await rows.writes_of(namespace, [found.checkpoint_id]) if with_state and found is not None else []
     packed = [] if found is None else [found.piece_ids, *(row.piece_ids for row in writes)]
     named = dict.fromkeys(piece_id for ids in packed for piece_id in _unpacked(ids))
@@ -120,7 +142,7 @@ async def load_from(
         stored,
         checkpoint=found,
         is_newer=is_newer,
-        is_parent_stored=parent is not None,
+        is_parent_stored=bool(parent),
         writes=writes,
         pieces=await rows.pieces(list(named)) if with_state else [],
         members=await rows.members() if with_state and is_other else [],

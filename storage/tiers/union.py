@@ -9,10 +9,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
+from storage.format.chain import NO_WRITES, LiveSet
 from storage.format.record import CheckpointRow, MemberRow, PieceRow, WriteRow
 from storage.model import HistoryQuery
 from storage.statements.threads.tags import COUNTED_MAX, TagUse
-from storage.tiers.rows import Reference, Rows, Search, WritePlace, history_order, place_of, task_order
+from storage.tiers.rows import Reference, Search, WholeRows, WritePlace, history_order, place_of, task_order
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ class UnionRows:
     They are asked by name in their order.
     """
 
-    def __init__(self, *sources: Rows) -> None:
+    def __init__(self, *sources: WholeRows) -> None:
         self._sources = sources
 
     async def tag_uses(self, names: Sequence[str], tags: Sequence[bytes]) -> list[TagUse]:
@@ -130,3 +131,8 @@ class UnionRows:
     async def members(self) -> list[MemberRow]:
         """As `storage.tiers.rows.Rows.members`."""
         return [row for source in self._sources for row in await source.members()]
+
+    @property
+    def cold_writes(self) -> LiveSet:
+        """As `storage.tiers.rows.Rows.cold_writes`: of none."""
+        return NO_WRITES

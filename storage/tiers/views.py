@@ -1,29 +1,36 @@
-"""Archives opened for reading: one archived thread at a time, seen through snapshots like a hot one.
+"""Rows that are not in the database, opened for reading: one thread at a time, seen through snapshots like a hot one.
 
-Owns the order of things: which object is the thread's is read in one snapshot, the object is fetched while none is
-open, and the snapshot in which the verb then reads checks that it is still that object. A thread that was restored,
-deleted or archived anew meanwhile is read again from the start. It also owns how much of archives a process holds in
+Owns the order of things: which objects are the thread's is read in one snapshot, they are fetched while none is open,
+and the snapshot in which the verb then reads checks that they still are. A thread that was restored, deleted or
+archived anew meanwhile is read again from the start. It also owns how much of archives and segments a process holds in
 memory for readers at once. What it never does is write, thaw or restore.
 """
 
 import asyncio
-import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
+from uuid import UUID
 
 from crypto import Sealer
 from storage.errors import IntegrityFailure, LostRaceError, RestoreNeeded
 from storage.format.archive import Stub
+from storage.format.record import open_thread_seal
+from storage.format.segment import ColdSums
 from storage.ledger.streams import Budget
-from storage.postgres.unit_of_work import UnitOfWork
+from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.scope import Scope
+from storage.statements.threads import archives as archives_sql
 from storage.statements.threads import threads as threads_sql
+from storage.statements.threads.archives import SegmentRow
+from storage.statements.threads.threads import ThreadRow
 from storage.tiers.cold import ColdRows
+from storage.tiers.hot import HotRows
 from storage.tiers.objects import ArchiveObjects
-from storage.tiers.snapshots import OpenSnapshot, Snapshot
+from storage.tiers.segments import Lists, SegmentedRows, Segments, open_segments
+from storage.tiers.snapshots import Snapshot
 
-# What one archive may take of a process's memory, opened: with the answer that is made of it, a gateway of 512 MiB
+# What one read may take of a process's memory, opened: with the answer that is made of it, a gateway of 512 MiB
 # serves two at a time. Content of 64 KiB and more is in blobs of its own, which are fetched as those of a hot thread.
 ARCHIVE_READ_BYTES_MAX: Final = 64 * 1024 * 1024
 # And all of them together; who comes later waits.
@@ -34,8 +41,83 @@ _ROW_BYTES: Final = 2048
 _ROWS_AT_ONCE: Final = 1000
 
 
+class View:
+    """One thread, as far as its rows were fetched for a read; `storage.tiers.segments.Fetched`."""
+
+    def __init__(self, unit_of_work: UnitOfWork, objects: ArchiveObjects, scope: Scope, sealer: Sealer) -> None:
+        self._unit_of_work = unit_of_work
+        self._objects = objects
+        self._scope = scope
+        self._sealer = sealer
+        self.segments: dict[UUID, ColdRows] = {}
+        self.bytes_left = 0
+        self.archive: tuple[Stub, ColdRows] | None = None
+
+    def has_room(self, segment: SegmentRow) -> bool:
+        """Whether one more segment may be fetched."""
+        return memory_bytes(segment) <= self.bytes_left
+
+    async def fetch(self, segments: Sequence[SegmentRow]) -> None:
+        """Fetch segments that a read needs, while no snapshot is open.
+
+        Raises:
+            RestoreNeeded: They take more memory than a read may.
+            ThreadArchived: One has to be thawed first.
+            LostRaceError: One is not there any more.
+            ArchiveUnavailable, IntegrityFailure, BlobUnavailable: As `ArchiveViews.opened`.
+        """
+        wanted = sum(map(memory_bytes, segments))
+        if wanted > self.bytes_left:
+            raise RestoreNeeded(wanted, self.bytes_left)
+        async with self._unit_of_work.snapshot(self._scope) as transaction:
+            stubs = [
+                await transaction.fetch_one(archives_sql.SEGMENT_STUB, thread_id=each.thread_id, segment=each.segment)
+                for each in segments
+            ]
+        self.bytes_left -= wanted
+        for each, stub in zip(segments, stubs, strict=True):
+            if stub is None or stub.blob_id != each.blob_id:
+                raise LostRaceError
+            self.segments[each.blob_id] = await self._rows(stub)
+
+    async def fetch_archive(self, stub: Stub) -> None:
+        """Fetch what an archived thread has in no segment."""
+        self.bytes_left -= memory_bytes(stub)
+        self.archive = stub, await self._rows(stub)
+
+    async def _rows(self, stub: Stub) -> ColdRows:
+        rows = await self._objects.rows(self._scope, self._sealer, stub)
+        if stub.checkpoints + stub.pending_writes + stub.chunks <= _ROWS_AT_ONCE:
+            return ColdRows(stub.thread_id, rows)
+        return await asyncio.to_thread(ColdRows, stub.thread_id, rows)
+
+    @asynccontextmanager
+    async def snapshot(self, thread_id: str) -> AsyncIterator[Snapshot]:
+        """See the thread at one moment.
+
+        Raises:
+            LostRaceError: It is somewhere else by now; begin again.
+        """
+        async with self._unit_of_work.snapshot(self._scope) as transaction:
+            row = await transaction.fetch_one(threads_sql.READ, thread_id=thread_id)
+            stub = None
+            if row is not None and row.tier != "hot":
+                stub = await self._objects.stub(transaction, thread_id)
+            if row is None or (stub and stub.blob_id) != (self.archive and self.archive[0].blob_id):
+                raise LostRaceError
+            unsegmented = HotRows(transaction, thread_id) if self.archive is None else self.archive[1]
+            sums = cold_sums(self._sealer, thread_id, row)
+            is_archived = self.archive is not None
+            if not sums.segments.count:
+                yield Snapshot(transaction, thread_id, unsegmented, unsegmented, sums, is_archived)
+                return
+            segments = await open_segments(transaction, self._sealer, thread_id, sums)
+            rows = SegmentedRows(Lists(transaction, self._sealer), segments, sums, unsegmented, self)
+            yield Snapshot(transaction, thread_id, rows, unsegmented, sums, is_archived)
+
+
 class ArchiveViews:
-    """Opens archives for readers; one for each process, because it owns their memory."""
+    """Opens archives and segments for readers; one for each process, because it owns their memory."""
 
     def __init__(
         self,
@@ -45,51 +127,66 @@ class ArchiveViews:
         bytes_max: int = ARCHIVE_READ_BYTES_MAX,
         all_bytes_max: int = ARCHIVES_READ_BYTES_MAX,
     ) -> None:
-        """``bytes_max``: of one archive, opened; ``all_bytes_max``: of all that are being read."""
+        """``bytes_max``: of one read, opened; ``all_bytes_max``: of all reads."""
         self._unit_of_work = unit_of_work
         self._objects = objects
         self._bytes_max = bytes_max
         self.budget = Budget(max(bytes_max, all_bytes_max))
 
     @asynccontextmanager
-    async def opened(self, scope: Scope, sealer: Sealer, thread_id: str) -> AsyncIterator[OpenSnapshot]:
-        """How to open snapshots in which an archived thread's rows are seen, as often as need be.
+    async def opened(self, scope: Scope, sealer: Sealer, thread_id: str) -> AsyncIterator[View]:
+        """How to open snapshots in which a thread's rows are seen that are not in the database, as often as need be.
 
         Raises:
-            ThreadArchived: Its object has to be thawed first; nothing was begun.
+            ThreadArchived: An object has to be thawed first; nothing was begun.
             RestoreNeeded: It would take more memory than a read may.
-            LostRaceError: It is not archived any more; begin again.
+            LostRaceError: All of its rows are in the database; begin again.
             ArchiveUnavailable: This process has no bucket of archives.
-            IntegrityFailure: The stub or the object is missing, or one is not what the other says.
+            IntegrityFailure: A stub or an object is missing, or one is not what the other says.
             BlobUnavailable: The object store does not answer, or too many archives are being read.
         """
         async with self._unit_of_work.snapshot(scope) as transaction:
-            stub = await self._objects.stub(transaction, thread_id)
-            if stub is None:
-                row = await transaction.fetch_one(threads_sql.READ, thread_id=thread_id)
-                if row is not None and row.tier != "hot":
-                    raise IntegrityFailure("a thread is in the archive tier, but what says where is gone")
-                raise LostRaceError
-        taken = memory_bytes(stub)
-        if taken > self._bytes_max:
-            raise RestoreNeeded(taken, self._bytes_max)
+            stub, segments = await self._parts(transaction, sealer, thread_id)
+        archived = 0 if stub is None else memory_bytes(stub)
+        if archived > self._bytes_max:
+            raise RestoreNeeded(archived, self._bytes_max)
+        apart = 0 if segments is None else sum(map(memory_bytes, segments.all))
+        taken = min(archived + apart, self._bytes_max)
         async with self.budget.holding(taken, scope.tenant_id):
-            rows = await self._objects.rows(scope, sealer, stub)
-            if stub.checkpoints + stub.pending_writes + stub.chunks <= _ROWS_AT_ONCE:
-                cold = ColdRows(thread_id, rows)
-            else:
-                cold = await asyncio.to_thread(ColdRows, thread_id, rows)
-            yield functools.partial(self._snapshot, scope, stub, cold)
+            view = View(self._unit_of_work, self._objects, scope, sealer)
+            view.bytes_left = taken
+            if stub is not None:
+                await view.fetch_archive(stub)
+            yield view
 
-    @asynccontextmanager
-    async def _snapshot(self, scope: Scope, stub: Stub, cold: ColdRows) -> AsyncIterator[Snapshot]:
-        async with self._unit_of_work.snapshot(scope) as transaction:
-            current = await self._objects.stub(transaction, stub.thread_id)
-            if current is None or current.blob_id != stub.blob_id:
+    async def _parts(
+        self, transaction: Transaction, sealer: Sealer, thread_id: str
+    ) -> tuple[Stub | None, Segments | None]:
+        """The stub of an archived thread, and the segments of a thread that has some."""
+        row = await transaction.fetch_one(threads_sql.READ, thread_id=thread_id)
+        if row is None:
+            raise LostRaceError
+        stub = None if row.tier == "hot" else await self._objects.stub(transaction, thread_id)
+        if stub is None and row.tier != "hot":
+            raise IntegrityFailure("a thread is in the archive tier, but what says where is gone")
+        if row.cold is None:
+            if stub is None:
                 raise LostRaceError
-            yield Snapshot(transaction, stub.thread_id, cold, is_archived=True)
+            return stub, None
+        sums = cold_sums(sealer, thread_id, row)
+        return stub, await open_segments(transaction, sealer, thread_id, sums)
 
 
-def memory_bytes(stub: Stub) -> int:
-    """About what an archive takes, opened."""
+def cold_sums(sealer: Sealer, thread_id: str, row: ThreadRow) -> ColdSums:
+    """What is in a thread's segments, as sums.
+
+    Raises:
+        IntegrityFailure: The thread's seal, or the sums, do not authenticate.
+    """
+    thread = open_thread_seal(sealer, thread_id, row.created_at, row.seal)
+    return ColdSums.open(sealer, thread_id, row.created_at, thread.incarnation, row.cold)
+
+
+def memory_bytes(stub: Stub | SegmentRow) -> int:
+    """About what an archive or a segment takes, opened."""
     return stub.hot_bytes + _ROW_BYTES * (stub.checkpoints + stub.pending_writes + stub.chunks)

@@ -567,7 +567,7 @@ class Exporting:
                 if row is None:
                     raise ThreadNotFound
                 thread = open_thread(sealer, thread_id, row.created_at, row.seal)
-                snapshot.check_tier(row.tier)
+                snapshot.check_tier(row.tier, row.cold)
                 heads = await snapshot.heads()
                 compare_namespaces(sealer, thread, [each.namespace for each in heads])
                 opened = [
@@ -589,7 +589,7 @@ class Exporting:
         return await self._access.reading_thread(scope, thread_id, work, ThreadNotFound(), share)
 
     async def _copy_rows(self, snapshot: Snapshot, copied: _Copied) -> None:  # noqa: C901  three tables
-        rows, after = snapshot.rows, BEFORE_WRITES
+        rows, after = snapshot.whole(), BEFORE_WRITES
         while True:
             writes = await rows.writes_after(after, _ROWS)
             for write in writes:

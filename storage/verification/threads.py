@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 from uuid import UUID
 
+import msgspec
+
 from crypto import KeyDestroyed, Sealer
 from storage.access.access import Access
 from storage.access.completeness import (
@@ -25,7 +27,7 @@ from storage.access.completeness import (
     walk,
 )
 from storage.access.head_anchors import AnchoredHead, AnchoredHeads, place_tag
-from storage.archive.check import ArchiveCheck
+from storage.archive.check import ArchiveCheck, ArchiveContents
 from storage.collection.accepted_losses import AcceptedLosses
 from storage.collection.blobs import BlobDamage, damage_of_subject, damage_of_thread
 from storage.errors import IntegrityFailure, ThreadArchived, ThreadNotFound
@@ -33,6 +35,7 @@ from storage.format.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, Stub
 from storage.format.chain import HeadSeal, LiveSet, ThreadSeal
 from storage.format.pieces import unpack_ids
 from storage.format.record import OpenedWrite, PieceReader, open_head, open_thread_seal, open_write
+from storage.format.segment import ColdSums, SegmentList
 from storage.format.token import incarnation_tag, removal_mac, thread_tag
 from storage.ledger.ledger import BlobLedger
 from storage.model import Page
@@ -47,6 +50,7 @@ from storage.statements.threads.threads import HeadRow
 from storage.tiers.hot import HotRows
 from storage.tiers.objects import ArchiveObjects
 from storage.tiers.rows import BEFORE_WRITES, place_of
+from storage.tiers.segments import open_list, open_segments
 
 # After so long a stretch of a subject's threads ends with the thread it is at: somebody watches the progress.
 STRETCH_SECONDS = 2.0
@@ -208,11 +212,47 @@ class Verification:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
                 archived = await _read_archived(transaction, thread_id)
+                segmented = await _read_segmented(transaction, sealer, thread_id)
                 if archived is None:
                     ledger = self._access.offload.ledger
-                    return await _Verifier(transaction, scope, sealer, thread_id, report, ledger).run()
-            if await self._verify_archived(scope, sealer, thread_id, archived, report):
-                return True
+                    found = await _Verifier(transaction, scope, sealer, thread_id, report, ledger).run()
+            if archived is not None:
+                if not await self._verify_archived(scope, sealer, thread_id, archived, report):
+                    continue
+                found = True
+            if segmented is not None:
+                await self._verify_segments(scope, sealer, segmented, report)
+            return found
+
+    async def _verify_segments(self, scope: Scope, sealer: Sealer, segmented: "_Segmented", report: Report) -> None:
+        """Verify a thread's segments; what moved since the snapshot was as it should be when it moved."""
+        thread_id, pieces = segmented.thread_id, dict[int, set[bytes]]()
+        fault, frozen = segmented.fault, False
+        for stub, listed in segmented.segments:
+            if fault is not None:
+                break
+            known = pieces.setdefault(stub.volume, set())
+            known.update(unpack_ids(listed.piece_ids))
+            contents = ArchiveContents(sealer.without_share, thread_id, opens=not segmented.client_share)
+            try:
+                async with aclosing(self._archives.read(scope, sealer, stub)) as pages:
+                    async for table, page in pages:
+                        await contents.take(table, page)
+                _compare_segment(contents, listed, known, opened=not segmented.client_share)
+            except ThreadArchived:
+                frozen = True
+                continue
+            except (IntegrityFailure, KeyDestroyed) as error:
+                fault = f"segment {stub.segment}: {error}"
+            report.checkpoints += contents.counts[CHECKPOINTS]
+            report.pending_writes += contents.counts[PENDING_WRITES]
+            report.pieces += contents.counts[CHUNKS]
+        report.threads_frozen += frozen
+        if fault is not None:
+            async with self._access.unit_of_work.snapshot(scope) as transaction:
+                now = await _read_segmented(transaction, sealer, thread_id)
+            if now is not None and now.cold == segmented.cold:
+                report.findings.append(Finding(code="archive", detail=fault, thread_id=thread_id))
 
     async def _verify_archived(
         self, scope: Scope, sealer: Sealer, thread_id: str, archived: "_Archived", report: Report
@@ -284,6 +324,55 @@ class _Archived:
         return self.stub
 
 
+class _Segmented(msgspec.Struct, frozen=True):
+    """What one snapshot shows of a thread's segments; ``fault``: they are not what the cold sums say."""
+
+    thread_id: str
+    cold: bytes
+    client_share: bool
+    segments: list[tuple[Stub, SegmentList]]
+    fault: str | None
+
+
+async def _read_segmented(transaction: Transaction, sealer: Sealer, thread_id: str) -> _Segmented | None:
+    """The segments of a thread, in the order of their numbers, or None if it has none."""
+    row = await transaction.fetch_one(threads_sql.READ, thread_id=thread_id)
+    if row is None or row.cold is None:
+        return None
+    found: list[tuple[Stub, SegmentList]] = []
+    fault, client_share = None, False
+    try:
+        thread = open_thread_seal(sealer, thread_id, row.created_at, row.seal)
+        client_share = thread.share_check is not None
+        sums = ColdSums.open(sealer, thread_id, row.created_at, thread.incarnation, row.cold)
+        total = ColdSums(thread.incarnation)
+        for each in (await open_segments(transaction, sealer, thread_id, sums)).all:
+            stub = await transaction.fetch_only(archives_sql.SEGMENT_STUB, thread_id=thread_id, segment=each.segment)
+            found.append((stub, await open_list(transaction, sealer, each)))
+            total = total.with_segment(sealer.without_share, each, found[-1][1])
+        if total != sums:
+            fault = "the lists of the thread's segments are not what its cold sums say"
+    except (IntegrityFailure, KeyDestroyed) as error:
+        fault = str(error) or "a segment does not authenticate"
+    found.sort(key=lambda each: each[0].segment)
+    return _Segmented(thread_id, row.cold, client_share, found, fault)
+
+
+def _compare_segment(contents: ArchiveContents, listed: SegmentList, known: set[bytes], *, opened: bool) -> None:
+    """Compare what is in a segment's object with its list; ``known``: the pieces of its volume until here.
+
+    Raises:
+        IntegrityFailure: They differ.
+    """
+    if not contents.named <= known or contents.present != {*unpack_ids(listed.piece_ids)}:
+        raise IntegrityFailure("a stored piece is missing")
+    if not opened:
+        return
+    sums = ColdSums(b"").with_list(listed)
+    if (contents.live, contents.writes.total) != (dict(sums.live), sums.writes):
+        raise IntegrityFailure("it has other checkpoints or pending writes than are listed")
+
+
 async def _read_archived(transaction: Transaction, thread_id: str) -> _Archived | None:
     """An archived thread, or None if it is hot, or there is none."""
     tier = await transaction.fetch_one(sql.TIER, thread_id=thread_id)
@@ -314,6 +403,7 @@ class _Verifier:
         self._report = report
         self._rows = HotRows(transaction, thread_id)
         self._ledger = ledger
+        self._sums = ColdSums(b"")
         self._named: set[bytes] = set()
         # Of checkpoints, by namespace and id; None when a write did not open.
         self._statuses: dict[tuple[str, str], set[str]] | None = {}
@@ -355,10 +445,14 @@ class _Verifier:
         if thread is not None:
             with self._reporting("namespaces"):
                 compare_namespaces(self._sealer, thread, [each.namespace for each in heads])
+        if row is not None and thread is not None:
+            with self._reporting("archive"):
+                incarnation = thread.incarnation
+                self._sums = ColdSums.open(self._sealer, self._thread_id, row.created_at, incarnation, row.cold)
         seen, writes = await self._writes()
         if thread is not None and writes is not None:
             with self._reporting("pending-writes"):
-                compare_writes(writes.total, thread.writes)
+                compare_writes(writes.total.join(self._sums.writes), thread.writes)
         for head in heads:
             await self._namespace(head, thread, writes)
         for namespace in {*namespaces} - {each.namespace for each in heads}:
@@ -383,8 +477,9 @@ class _Verifier:
             return
         with self._reporting("head-seal", namespace):
             head = open_own_head(self._sealer, self._thread_id, thread, row)
-            if read is not None and read != head.live:
-                self._find("live-set", f"{head.live.count} checkpoints expected, {read.count} found", namespace)
+            if read is not None and read.join(self._sums.of(namespace)) != head.live:
+                expected = head.live.count - self._sums.of(namespace).count
+                self._find("live-set", f"{expected} checkpoints expected, {read.count} found", namespace)
             if writes is not None:
                 with self._reporting("pending-writes", namespace, row.head_id):
                     compare_writes(writes.of(namespace, row.head_id), head.writes)

@@ -1,4 +1,4 @@
-"""Whatever a thread holds and whatever is asked of it: hot, from its archive and restored, it answers the same."""
+"""Whatever a thread holds and is asked: hot, archived, in segments or restored, it answers the same."""
 
 import asyncio
 from dataclasses import replace
@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage.archive.segmenting import Segmenting
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import ManualClock
+from storage.control.features import SEGMENTS
 from storage.errors import StorageError
 from storage.model import (
     ChannelHistoryQuery,
@@ -26,6 +28,8 @@ from storage.model import (
 )
 from storage.scope import ClientShare, Scope
 from storage.service import Store, StoreOptions
+from storage.threads.thinning import ThinningRule
+from tests.support.features import switch_on
 from tests.support.states import document, packed, patch, write
 from tests.support.stores import DEPLOYMENT_ID
 
@@ -233,5 +237,65 @@ def test_a_thread_answers_the_same_wherever_its_rows_are(world, share, changes, 
         assert (await store.threads.get(scope, "t1")).tier == "archive"
         assert await store.archives.restore(scope, "t1")
         assert await answers() == hot
+
+    world.runner.run(compare())
+
+
+RULE = st.builds(
+    ThinningRule,
+    keep_first=st.integers(0, 2), keep_last=st.integers(0, 3), every=st.sampled_from([None, None, 2]),
+    keep_statuses=st.sampled_from([frozenset(), frozenset({"failed"})]), made_since=st.just(START + timedelta(days=9)),
+)  # fmt: skip
+
+
+@settings(max_examples=20)
+@given(
+    share=st.sampled_from(SHARES[:2]),
+    lives=st.lists(
+        st.tuples(st.lists(st.one_of(SAVE, SAVE, WRITE), min_size=1, max_size=10), RULE, st.booleans()),
+        min_size=1, max_size=3,
+    ),
+    segment_checkpoints=st.integers(1, 5),
+    questions=st.lists(
+        st.tuples(st.sampled_from(["own", "own", "own", 0, 1, 2]), st.one_of(WHOLE, HISTORY, POINT, POINT)),
+        min_size=4, max_size=12,
+    ),
+)  # fmt: skip
+def test_a_thread_of_which_parts_are_in_segments_answers_the_same(world, share, lives, segment_checkpoints, questions):
+    thread = Thread(world, share)
+    store, scope = world.store, thread.scope
+    parts = (store.pruning._access, store.archives.objects, store.archive_writer, store.audit)
+    segmenting = Segmenting(*parts, checkpoints_max=segment_checkpoints)
+
+    async def answers():
+        return [
+            await thread.ask(share if which == "own" else SHARES[which], **dict(question))
+            for which, question in questions
+        ]
+
+    async def clean():
+        assert (await store.verification.thread(scope, "t1")).findings == []
+
+    async def compare():
+        await switch_on(store, SEGMENTS)
+        await thread.change("save", "", state={"a": 0}, on=None, patch=False)
+        for changes, rule, archived in lives:
+            if (await store.threads.get(scope, "t1")).tier == "archive":
+                await store.archives.bring_back(scope, "t1")
+            for each in changes:
+                await thread.change(**dict(each))
+            before = await answers()
+            await segmenting.move(scope, "t1", rule, actor="test", share=share)
+            assert await answers() == before
+            await clean()
+            if archived:
+                assert (await store.archives.archive(scope, "t1")).created
+                assert await answers() == before
+                await clean()
+        assert await answers() == before
+        await store.archives.restore(scope, "t1")
+        assert await answers() == before
+        assert not await store.archives.is_segmented(scope, "t1")
+        await clean()
 
     world.runner.run(compare())

@@ -4,6 +4,7 @@ Both verbs are jobs of the gateway: they go on when the command is interrupted. 
 storage class hours, goes to stderr.
 """
 
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
@@ -11,8 +12,8 @@ import rich_click as click
 from gateway.cli import render
 from gateway.cli.calling import Listing, Remote, as_either, as_subject
 from gateway.cli.failure import ExitCode, Failure
-from gateway.cli.parameters import Page, json_option, page_options
-from gateway.cli.remote.jobs import Patience, Waiting, flat, waiting_options
+from gateway.cli.parameters import STATUSES, Page, Period, gathered, json_option, page_options
+from gateway.cli.remote.jobs import Patience, Waiting, flat, follow, waiting_options
 
 if TYPE_CHECKING:
     from gateway.cli.connection import Connection
@@ -115,14 +116,71 @@ def _why(connection: "Connection", job_id: str) -> str:
     return "" if job is None else job["error"] or job["note"] or ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Old:
+    """Which checkpoints of a thread that stays hot are moved; nothing said: the whole thread is."""
+
+    older_than_seconds: int | None
+    keep_last: int | None
+    keep_first: int | None
+    keep_every: int | None
+    keep_status: str | None
+
+    def query(self) -> dict[str, Any]:
+        """As the gateway takes it."""
+        asked = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in asked.items() if value is not None}
+
+
+_old_options = gathered(
+    "old",
+    _Old,
+    click.option(
+        "--older-than",
+        "older_than_seconds",
+        type=Period(),
+        metavar="AGE",
+        help="Move checkpoints that were not made or written to for so long, such as 30d.",
+    ),
+    click.option(
+        "--keep", "keep_last", type=click.IntRange(0), metavar="N", help="But not the newest N of each namespace."
+    ),
+    click.option("--keep-first", type=click.IntRange(0), metavar="N", help="And not the oldest N."),
+    click.option("--keep-every", type=click.IntRange(1), metavar="N", help="And not every N-th step."),
+    click.option("--keep-status", type=click.Choice(STATUSES), help="And not those that had or came to this status."),
+)
+
+
 @click.command("archive")
 @click.argument("thread_id")
 @click.option("--storage-class", metavar="CLASS", help="S3 storage class, such as GLACIER.  [default: the bucket's]")
+@_old_options
 @_waiting_options
 @as_subject
-def archive(*, thread_id: str, storage_class: str | None, waiting: Waiting, remote: Remote) -> None:
-    """Move a thread to the archive: one sealed object instead of rows. It stays listed; unless frozen, readable."""
-    _move("archive", thread_id, {"storage_class": storage_class}, waiting, remote)
+def archive(*, thread_id: str, storage_class: str | None, old: _Old, waiting: Waiting, remote: Remote) -> None:
+    """Move a thread to the archive: one sealed object instead of rows. It stays listed; unless frozen, readable.
+
+    With --older-than or --keep only its older checkpoints move, into segments; the thread stays hot, and history and
+    loads go on into them.
+    """
+    if old.query():
+        _move_old(thread_id, {"storage_class": storage_class, **old.query()}, waiting, remote)
+    else:
+        _move("archive", thread_id, {"storage_class": storage_class}, waiting, remote)
+
+
+def _move_old(thread_id: str, query: dict[str, Any], waiting: Waiting, remote: Remote) -> None:
+    with remote.connect() as connection:
+        begun = connection.call("POST", ["threads", thread_id, "archive"], query=query)
+        if "job_id" not in begun:
+            render.say(f"{thread_id} is in the archive tier already.")
+        elif waiting.detach or _job(connection, begun["job_id"]) is None:
+            render.say(f"Job {begun['job_id']}")
+        else:
+            follow(remote, connection, begun["job_id"], timeout_seconds=waiting.timeout_seconds)
+        thread = connection.call("GET", ["threads", thread_id])
+    shown = {name: value for name, value in thread.items() if name not in {"archive", "segments"}}
+    remote.print_record(thread if remote.as_json else shown | (thread.get("segments") or {"segments": 0}))
 
 
 @click.command("thread")

@@ -6,7 +6,6 @@ is goes to stderr.
 """
 
 import json
-import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -15,10 +14,8 @@ import rich_click as click
 
 from gateway.cli import render
 from gateway.cli.calling import Remote, as_operator, as_subject, as_tenant
-from gateway.cli.parameters import STATUSES, Command
+from gateway.cli.parameters import STATUSES, UNIT_SECONDS, Command, seconds_of
 
-_DURATION = re.compile(r"(\d{1,9})([smhdwy]?)", re.ASCII)
-_UNIT_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
 _PAGE_THREADS = 500
 _THINNING = ("every", "keep_first", "keep_last", "keep_statuses")
 
@@ -50,12 +47,7 @@ class _OrNone(click.ParamType[Any]):
         return number
 
 
-def _seconds(text: str) -> int | None:
-    duration = _DURATION.fullmatch(text)
-    return None if duration is None else int(duration[1]) * _UNIT_SECONDS[duration[2]]
-
-
-_PERIOD = _OrNone("period", _seconds, "period such as 90d, 12h or 2y")
+_PERIOD = _OrNone("period", seconds_of, "period such as 90d, 12h or 2y")
 _COUNT = _OrNone("count", lambda text: int(text) if text.isdecimal() else None, "whole number")
 _CAPPED = (
     click.option("--idle-ttl", "idle_ttl_seconds", type=_PERIOD, help="Since the last write: 90d, 12h, 2y, or none."),
@@ -130,8 +122,8 @@ def _changed(policy: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
 
 def _period(seconds: int) -> str:
     for unit in ("d", "h", "m"):
-        if seconds % _UNIT_SECONDS[unit] == 0:
-            return f"{seconds // _UNIT_SECONDS[unit]:,}{unit}"
+        if seconds % UNIT_SECONDS[unit] == 0:
+            return f"{seconds // UNIT_SECONDS[unit]:,}{unit}"
     return f"{seconds:,}s"
 
 

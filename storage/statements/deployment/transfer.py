@@ -21,11 +21,12 @@ class ExportedThread(Struct, frozen=True):
     created_at: datetime
     updated_at: datetime
     seal: bytes
+    cold: bytes | None
 
 
 EXPORTED = Statement(
     """
-SELECT agent, status, tier, strict, client_share, activity, created_at, updated_at, seal FROM stateroom.threads
+SELECT agent, status, tier, strict, client_share, activity, created_at, updated_at, seal, cold FROM stateroom.threads
 WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id
 """,
     ExportedThread,

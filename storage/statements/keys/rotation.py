@@ -90,11 +90,15 @@ class OlderTransactions(msgspec.Struct, frozen=True):
 
 
 class LockedThread(msgspec.Struct, frozen=True):
-    """A thread that is to be sealed again; ``stale``: its own seal is one of those."""
+    """A thread that is to be sealed again.
+
+    ``stale``: its own seal is one of those; ``cold``: the sums of its segments, if they are.
+    """
 
     created_at: datetime
     seal: bytes
     stale: bool
+    cold: bytes | None
 
 
 class StaleHead(msgspec.Struct, frozen=True):
@@ -295,7 +299,8 @@ ORDER BY thread_id LIMIT :limit
 )
 LOCK_THREAD = Statement(
     f"""
-SELECT created_at, seal, {_other("seal")} AS stale FROM stateroom.threads
+SELECT created_at, seal, {_other("seal")} AS stale, CASE WHEN {_other("cold")} THEN cold END AS cold
+FROM stateroom.threads
 WHERE {_PLACE} AND NOT client_share AND tier = 'hot' FOR UPDATE
 """,
     LockedThread,
@@ -366,6 +371,7 @@ _SEALED = (
     ("pending_writes", "value"),
     ("heads", "seal"),
     ("threads", "seal"),
+    ("threads", "cold"),
 )
 _SET_ASIDE = """
 EXISTS (SELECT FROM stateroom.threads t WHERE t.tenant_id = :tenant_id AND t.subject_id = :subject_id

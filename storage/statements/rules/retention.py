@@ -267,7 +267,7 @@ SELECT t.subject_id, t.thread_id, t.agent, t.status, t.tier, t.client_share, t.a
     r.policy, r.legal_hold, r.updated_at AS policy_updated_at, r.mac, r.mac_format
 FROM stateroom.threads t
 LEFT JOIN stateroom.archives a
-    ON a.tenant_id = t.tenant_id AND a.subject_id = t.subject_id AND a.thread_id = t.thread_id
+    ON a.tenant_id = t.tenant_id AND a.subject_id = t.subject_id AND a.thread_id = t.thread_id AND a.segment = 0
 LEFT JOIN stateroom.thread_retention r
     ON r.tenant_id = t.tenant_id AND r.subject_id = t.subject_id AND r.thread_id = t.thread_id
 """

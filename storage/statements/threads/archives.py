@@ -7,10 +7,12 @@ except for when the database got a row: one that comes back was got anew.
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
 from storage.format.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, TABLES, TAGS, Stub
+from storage.model import HistoryQuery
 from storage.postgres.statement import Statement, columns
 from storage.postgres.tables import metadata
 
@@ -57,6 +59,7 @@ class SizedThreadRow(msgspec.Struct, frozen=True):
     client_share: bool
     created_at: datetime
     seal: bytes
+    cold: bytes | None
     checkpoints: int
     checkpoint_tags: int
     pending_writes: int
@@ -75,7 +78,7 @@ class SizedThreadRow(msgspec.Struct, frozen=True):
 # The lengths of envelopes are known without reading those.
 SIZED_THREAD = Statement(
     f"""
-SELECT t.tier, t.activity, t.client_share, t.created_at, t.seal,
+SELECT t.tier, t.activity, t.client_share, t.created_at, t.seal, t.cold,
     {", ".join(f"{table}.{table}" for table in TABLES)},
     {" + ".join(f"{table}_bytes" for table in TABLES)} AS hot_bytes
 FROM stateroom.threads t {"".join(_count(table) for table in TABLES)}
@@ -86,13 +89,14 @@ WHERE t.tenant_id = :tenant_id AND t.subject_id = :subject_id AND t.thread_id = 
 
 
 class ActivityRow(msgspec.Struct, frozen=True):
-    """Where a thread is, and how often it was written to."""
+    """Where a thread is, how often it was written to, and the sums of its segments."""
 
     tier: str
     activity: int
+    cold: bytes | None
 
 
-_ACTIVITY = f"SELECT tier, activity FROM stateroom.threads WHERE {_THREAD}"
+_ACTIVITY = f"SELECT tier, activity, cold FROM stateroom.threads WHERE {_THREAD}"
 ACTIVITY = Statement(_ACTIVITY, ActivityRow)
 LOCK = Statement(f"{_ACTIVITY} FOR UPDATE", ActivityRow)
 
@@ -100,26 +104,51 @@ LOCK = Statement(f"{_ACTIVITY} FOR UPDATE", ActivityRow)
 def _page(table: str) -> Statement[msgspec.Struct]:
     order = ", ".join(ORDER[table])
     places = ", ".join(f":after_{name}" for name in ORDER[table])
-    # The columns are the table's, whatever those are: what is read goes into the archive by their names.
-    row = msgspec.defstruct(f"{table}_row", [(name, Any) for name in COLUMNS[table]], frozen=True)
     return Statement(
         f"""
 SELECT {", ".join(COLUMNS[table])} FROM stateroom.{table}
 WHERE {_THREAD} AND ({order}) > ({places}) ORDER BY {order} LIMIT :limit
 """,
-        row,
+        _row(table),
+    )
+
+
+def _row(table: str) -> type[msgspec.Struct]:
+    # The columns are the table's, whatever those are: what is read goes into the archive by their names.
+    return msgspec.defstruct(f"{table}_row", [(name, Any) for name in COLUMNS[table]], frozen=True)
+
+
+def _of(table: str) -> Statement[msgspec.Struct]:
+    """The rows of some checkpoints."""
+    return Statement(
+        f"""
+SELECT {", ".join(f"x.{name}" for name in COLUMNS[table])} FROM stateroom.{table} x
+JOIN unnest(:namespaces::text[], :checkpoint_ids::text[]) AS d(namespace, checkpoint_id)
+    ON x.namespace = d.namespace AND x.checkpoint_id = d.checkpoint_id
+WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND x.thread_id = :thread_id
+ORDER BY {", ".join(f"x.{name}" for name in ORDER[table])}
+""",
+        _row(table),
     )
 
 
 def _add(table: str) -> Statement[None]:
     names = COLUMNS[table]
+    # A piece may be there: it is named by its content, and others came to name it.
+    there = " ON CONFLICT DO NOTHING" if table == CHUNKS else ""
     return Statement(f"""
 INSERT INTO stateroom.{table} (tenant_id, subject_id, {", ".join(names)})
-VALUES (:tenant_id, :subject_id, {", ".join(f":{name}" for name in names)})
+VALUES (:tenant_id, :subject_id, {", ".join(f":{name}" for name in names)}){there}
 """)
 
 
 PAGE = {table: _page(table) for table in TABLES}
+OF = {table: _of(table) for table in (CHECKPOINTS, TAGS, PENDING_WRITES)}
+PIECES = Statement(
+    f"SELECT {', '.join(COLUMNS[CHUNKS])} FROM stateroom.chunks"
+    f" WHERE {_THREAD} AND piece_id = ANY(:piece_ids::bytea[])",
+    _row(CHUNKS),
+)
 ADD = {table: _add(table) for table in TABLES}
 # Tags go with their checkpoints; here they go first, so that they can be counted.
 REMOVE = {
@@ -131,7 +160,7 @@ REMOVE = {
 
 
 _STUB = columns(Stub)
-_ONE_STUB = f"SELECT {_STUB} FROM stateroom.archives WHERE {_THREAD}"
+_ONE_STUB = f"SELECT {_STUB} FROM stateroom.archives WHERE {_THREAD} AND segment = 0"
 STUB = Statement(_ONE_STUB, Stub)
 LOCK_STUB = Statement(f"{_ONE_STUB} FOR UPDATE", Stub)
 ADD_STUB = Statement(f"""
@@ -148,16 +177,81 @@ class RemovedStubRow(msgspec.Struct, frozen=True):
 
 
 DELETE_STUB = Statement(
+    f"DELETE FROM stateroom.archives WHERE {_THREAD} AND segment = :segment RETURNING checkpoints, pending_writes",
+    RemovedStubRow,
+)
+DELETE_STUBS = Statement(
     f"DELETE FROM stateroom.archives WHERE {_THREAD} RETURNING checkpoints, pending_writes", RemovedStubRow
 )
 STUBS_AFTER = Statement(
     f"""
 SELECT {_STUB} FROM stateroom.archives
-WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id > :after
-ORDER BY thread_id LIMIT :limit
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id
+  AND (thread_id, segment) > (:after_thread, :after_segment)
+ORDER BY thread_id, segment LIMIT :limit
 """,
     Stub,
 )
+
+# --- segments ------------------------------------------------------------------------------------------------------
+
+
+class SegmentRow(msgspec.Struct, frozen=True):
+    """A segment, as far as a read must know of it to tell whether it needs it; `Stub` has the words."""
+
+    thread_id: str
+    segment: int
+    volume: int
+    first_id: str
+    last_id: str
+    blob_id: UUID
+    checkpoints: int
+    pending_writes: int
+    chunks: int
+    hot_bytes: int
+    run_ids: list[str]
+    agents: list[str]
+
+    def may_have(self, query: HistoryQuery) -> bool:
+        """Whether a checkpoint of it may be on a page of history."""
+        return (
+            (query.before is None or self.first_id < query.before)
+            and (query.run_id is None or query.run_id in self.run_ids)
+            and (query.agent is None or query.agent in self.agents)
+        )
+
+
+# The segments of a thread, in the order of their ranges.
+SEGMENTS = Statement(
+    f"SELECT {columns(SegmentRow)} FROM stateroom.archives WHERE {_THREAD} AND segment > 0 ORDER BY first_id",
+    SegmentRow,
+)
+
+
+class SegmentTotals(msgspec.Struct, frozen=True):
+    """What a thread has in segments; `Stub` has the words."""
+
+    segments: int
+    checkpoints: int
+    pending_writes: int
+    hot_bytes: int
+    size_bytes: int
+
+
+SEGMENT_TOTALS = Statement(
+    f"""
+SELECT count(*)::integer AS segments, coalesce(sum(checkpoints), 0)::bigint AS checkpoints,
+    coalesce(sum(pending_writes), 0)::bigint AS pending_writes, coalesce(sum(hot_bytes), 0)::bigint AS hot_bytes,
+    coalesce(sum(size_bytes), 0)::bigint AS size_bytes
+FROM stateroom.archives WHERE {_THREAD} AND segment > 0
+""",
+    SegmentTotals,
+)
+SEGMENT_STUBS = Statement(f"SELECT {_STUB} FROM stateroom.archives WHERE {_THREAD} AND segment > 0", Stub)
+SEGMENT_STUB = Statement(f"SELECT {_STUB} FROM stateroom.archives WHERE {_THREAD} AND segment = :segment", Stub)
+LISTED = Statement(f"SELECT listed FROM stateroom.archives WHERE {_THREAD} AND segment = :segment", bytes)
+ADD_LISTED = Statement(f"UPDATE stateroom.archives SET listed = :listed WHERE {_THREAD} AND segment = :segment")
+SET_COLD = Statement(f"UPDATE stateroom.threads SET cold = :cold WHERE {_THREAD}")
 
 INTO_ARCHIVE = Statement(f"UPDATE stateroom.threads SET tier = 'archive' WHERE {_THREAD} AND tier = 'hot'")
 OUT_OF_ARCHIVE = Statement(f"""

@@ -114,6 +114,7 @@ class OpenRow(msgspec.Struct, frozen=True):
     thread_agent: str | None
     thread_created_at: datetime
     thread_seal: bytes
+    cold: bytes | None
     keys_hash: int
     head_id: str | None
     sequence: int | None
@@ -144,9 +145,9 @@ WITH thread AS (
             WHEN t.searchable = '{{}}' OR excluded.searchable <@ t.searchable THEN excluded.searchable
             WHEN t.searchable <@ excluded.searchable THEN t.searchable
         END
-    RETURNING tenant_id, subject_id, thread_id, tier, strict, agent, activity, created_at, seal
+    RETURNING tenant_id, subject_id, thread_id, tier, strict, agent, activity, created_at, seal, cold
 )
-SELECT p.*, t.tier, t.strict, t.agent AS thread_agent, t.created_at AS thread_created_at, t.seal AS thread_seal,
+SELECT p.*, t.tier, t.strict, t.agent AS thread_agent, t.created_at AS thread_created_at, t.seal AS thread_seal, t.cold,
     {KEYS_HASH} AS keys_hash,
     h.head_id, h.sequence, h.seal AS head_seal,
     (SELECT array_agg(present.piece_id) FROM (
@@ -268,6 +269,7 @@ class OpenWritesRow(msgspec.Struct, frozen=True):
     tier: str
     thread_created_at: datetime
     thread_seal: bytes
+    cold: bytes | None
     keys_hash: int
     head_id: str | None
     sequence: int | None
@@ -291,9 +293,9 @@ WITH thread AS (
       '{{}}')
     ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET
         activity = t.activity + 1, updated_at = excluded.updated_at, status = coalesce(:status, t.status)
-    RETURNING tenant_id, subject_id, thread_id, tier, created_at, seal
+    RETURNING tenant_id, subject_id, thread_id, tier, created_at, seal, cold
 )
-SELECT t.tier, t.created_at AS thread_created_at, t.seal AS thread_seal,
+SELECT t.tier, t.created_at AS thread_created_at, t.seal AS thread_seal, t.cold,
     {KEYS_HASH} AS keys_hash,
     h.head_id, h.sequence, h.seal AS head_seal, c.state_schema AS at_schema, c.state_version AS at_version, w.*
 FROM thread t
@@ -360,7 +362,8 @@ WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :threa
 class LoadedRows(msgspec.Struct, frozen=True):
     """A checkpoint with all that a load needs, as one statement finds it.
 
-    ``thread_seal`` None: the thread has no row. ``is_newer``: a checkpoint of the namespace is newer than the head.
+    ``thread_seal`` None: the thread has no row. ``cold``: the sums of its segments, if it has some. ``is_newer``: a
+    checkpoint of the namespace is newer than the head.
     ``is_parent_stored`` False: a prune removed the parent. ``writes`` are ordered by task path, task and position;
     ``pieces`` are those that the checkpoint and they name directly; ``members`` are of all pending writes of the
     thread, if the checkpoint is not the head.
@@ -372,6 +375,7 @@ class LoadedRows(msgspec.Struct, frozen=True):
     thread_seal: bytes | None
     thread_created_at: datetime | None
     tier: str | None
+    cold: bytes | None
     is_newer: bool
     is_parent_stored: bool
     keys_hash: int
@@ -388,9 +392,9 @@ class LoadedRows(msgspec.Struct, frozen=True):
 LOAD = Statement(
     f"""
 SELECT at_head_id AS head_id, at_sequence AS sequence, at_head_seal AS head_seal, at_thread_seal AS thread_seal,
-    at_thread_created_at AS thread_created_at, at_tier AS tier, at_newer AS is_newer,
-    at_parent IS NOT NULL AS is_parent_stored, keys_hash, {", ".join(column_names(LoadedRows)[9:])}
-FROM stateroom.load_checkpoint_4(:tenant_id, :subject_id, :thread_id, :namespace, :checkpoint_id, :with_state)
+    at_thread_created_at AS thread_created_at, at_tier AS tier, at_cold AS cold, at_newer AS is_newer,
+    at_parent IS NOT NULL AS is_parent_stored, keys_hash, {", ".join(column_names(LoadedRows)[10:])}
+FROM stateroom.load_checkpoint_5(:tenant_id, :subject_id, :thread_id, :namespace, :checkpoint_id, :with_state)
 """,
     LoadedRows,
 )
@@ -497,18 +501,37 @@ CROSS JOIN LATERAL (
 )
 
 
+# As `STORED_OF`; whatever may be in a segment, by the range of that, is taken to be stored.
+STORED_OR_COLD = Statement(
+    """
+SELECT p.thread_id, p.namespace, p.checkpoint_id
+FROM unnest(:thread_ids::text[], :namespaces::text[], :checkpoint_ids::text[]) AS p(thread_id, namespace, checkpoint_id)
+WHERE EXISTS (
+    SELECT FROM stateroom.checkpoints c
+    WHERE c.tenant_id = :tenant_id AND c.subject_id = :subject_id AND c.thread_id = p.thread_id
+      AND c.namespace = p.namespace AND c.checkpoint_id = p.checkpoint_id)
+  OR EXISTS (
+    SELECT FROM stateroom.archives a
+    WHERE a.tenant_id = :tenant_id AND a.subject_id = :subject_id AND a.thread_id = p.thread_id AND a.segment > 0
+      AND p.checkpoint_id BETWEEN a.first_id AND a.last_id)
+""",
+    ReferenceRow,
+)
+
+
 class ThreadSealRow(msgspec.Struct, frozen=True):
-    """A thread's seal, and the moment that is bound into it."""
+    """A thread's seal, the moment that is bound into it, and the sums of its segments."""
 
     thread_id: str
     created_at: datetime
     seal: bytes
+    cold: bytes | None
 
 
 # The seals of some threads: whether their checkpoints on a page of history can be opened.
 THREAD_SEALS = Statement(
     """
-SELECT thread_id, created_at, seal FROM stateroom.threads
+SELECT thread_id, created_at, seal, cold FROM stateroom.threads
 WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = ANY(:thread_ids::text[])
 """,
     ThreadSealRow,

@@ -78,7 +78,7 @@ SELECT thread_id FROM (
      WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id > :after ORDER BY thread_id LIMIT :limit)
     UNION (SELECT DISTINCT thread_id FROM stateroom.chunks
      WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id > :after ORDER BY thread_id LIMIT :limit)
-    UNION (SELECT thread_id FROM stateroom.archives
+    UNION (SELECT DISTINCT thread_id FROM stateroom.archives
      WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id > :after ORDER BY thread_id LIMIT :limit)
 ) traces ORDER BY thread_id LIMIT :limit
 """,
@@ -92,11 +92,12 @@ class ListedThreadRow(msgspec.Struct, frozen=True):
     created_at: datetime
     seal: bytes
     client_share: bool
+    cold: bytes | None
 
 
 THREAD = Statement(
     """
-SELECT created_at, seal, client_share FROM stateroom.threads
+SELECT created_at, seal, client_share, cold FROM stateroom.threads
 WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id
 """,
     ListedThreadRow,

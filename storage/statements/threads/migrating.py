@@ -70,7 +70,7 @@ SELECT coalesce(sum(
         SELECT FROM stateroom.state_adoptions a WHERE a.tenant_id = :tenant_id AND a.state_schema = :state_schema
           AND (s.agents @> ARRAY[a.agent] OR (a.agent = '' AND cardinality(s.agents) = 0))))::int
 ), 0)::bigint
-FROM stateroom.archives s WHERE s.tenant_id = :tenant_id AND s.subject_id = :subject_id
+FROM stateroom.archives s WHERE s.tenant_id = :tenant_id AND s.subject_id = :subject_id AND s.segment = 0
 """,
     int,
 )

@@ -110,10 +110,11 @@ class ThreadRow(msgspec.Struct, frozen=True):
     strict: bool
     created_at: datetime
     seal: bytes
+    cold: bytes | None
 
 
 _READ = """
-SELECT agent, status, tier, strict, created_at, seal FROM stateroom.threads
+SELECT agent, status, tier, strict, created_at, seal, cold FROM stateroom.threads
 WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id
 """
 READ = Statement(_READ, ThreadRow)

@@ -172,9 +172,13 @@ EDITS = {
     "created_at": "created_at + interval '1 second'",
     "key_version": "key_version + 1",
     "sealed": "set_byte(sealed, 39, get_byte(sealed, 39) # 1)",
+    "segment": "segment + 1",
+    "volume": "volume + 1",
+    "first_id": "'a'",
+    "last_id": "'z'",
 }
-# Advisory; and who the stub belongs to is in the seal's context.
-NOT_EDITED = {"stored_at", "tenant_id", "subject_id", "thread_id"}
+# Advisory; who the stub belongs to is in the seal's context; and an archived thread's has no list.
+NOT_EDITED = {"stored_at", "tenant_id", "subject_id", "thread_id", "listed"}
 
 
 def test_every_column_of_a_stub_is_attacked():

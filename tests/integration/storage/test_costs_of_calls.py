@@ -16,7 +16,7 @@ from tests.support.states import contents, document, load, packed, put, save, st
 
 # Of the answer to a load: its row without what is sealed, and for each array of pieces or writes that has any, and for
 # each of their elements, what is not sealed and no list of ids. Every further column is four bytes at least.
-ROW_BYTES = 408  # its parent's id and its own among them, whether that is there, and whether any is newer than the head
+ROW_BYTES = 412  # its parent's id and its own among them, whether that is there, and whether any is newer than the head
 PIECES_BYTES, PIECE_BYTES = 100, 41
 WRITES_BYTES, WRITE_BYTES = 320, 137
 # Of what asks for it: names and ids; those of statements grow as a connection goes on.

@@ -1,7 +1,7 @@
 """What may happen between the plan of a removal and each of its batches: absent with its re-check, shown without.
 
-Where the re-check is Python, the variant is `Pruning` with that one method empty; where it is a clause, the statement
-without it. What comes between is done while the removal is held before a lock of the thread, never by time.
+Where the re-check is Python, the variant is `Pruning` or `Plans` with that one method empty; where it is a clause, the
+statement without it. What comes between is done while the removal is held before a lock of the thread, never by time.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from storage.errors import CheckpointNotFound, DeltaChainNeeded, IntegrityFailur
 from storage.model import ChannelHistoryQuery, Parent, TaskWritesQuery
 from storage.statements.threads import pruning as sql
 from storage.statements.threads import threads as threads_sql
+from storage.threads.plans import Plans
 from storage.threads.pruning import Pruning
 from storage.threads.thinning import ThinningRule
 from tests.support.interleaving import WAIT_SECONDS, CommitAfter, Gate, Steered, blocked, without
@@ -47,7 +48,8 @@ class BeforeLock(Gate):
 
 
 def pruning(store, gate, kind=Pruning, variants=None, **sizes):
-    return kind(Steered(store, variants=variants, before=gate).pruning._access, **sizes)
+    access = Steered(store, variants=variants, before=gate).pruning._access
+    return kind(access, **sizes) if issubclass(kind, Pruning) else Pruning(access, kind(access), **sizes)
 
 
 async def between(removal, gate, *works):
@@ -77,10 +79,10 @@ async def delta(store, scope, checkpoint_id=None):
     return seed, [msgpack.unpackb(each.value.data) for each in found.writes]
 
 
-class Blind(Pruning):
+class Blind(Plans):
     """Spares nothing for what came since the plan."""
 
-    def _spared(self, locked, choice):
+    def spared(self, locked, choice):
         return set()
 
 
@@ -181,10 +183,10 @@ async def test_without_looking_at_the_head_of_now_the_whole_namespace_goes(store
 # A write to what is doomed.
 
 
-class Unaware(Pruning):
+class Unaware(Plans):
     """Removes whatever writes there are."""
 
-    def _compare_with_plan(self, plan, batch, found):
+    def compare_with_plan(self, plan, batch, found):
         return
 
 
@@ -230,14 +232,14 @@ async def test_what_was_interrupted_meanwhile_stays(store, scope):
 # Chunks that somebody refers to again.
 
 
-class Careless(Pruning):
+class Careless(Plans):
     """Collects what was garbage once."""
 
     async def _follow(self, locked):
         locked.plan.news.clear()
 
 
-class DeafToWrites(Pruning):
+class DeafToWrites(Plans):
     async def _learn_of_writes(self, locked):
         return
 
@@ -280,7 +282,7 @@ async def test_a_piece_that_a_write_names_again_stays_only_if_somebody_looks(sto
             await load(store, scope)
 
 
-class Flat(Pruning):
+class Flat(Plans):
     """Takes what is named directly for all that is named."""
 
     async def _follow(self, locked):
@@ -388,7 +390,7 @@ async def test_a_tier_that_is_not_read_under_the_lock_lets_rows_of_an_archived_t
     assert await admin.fetchval("SELECT count(*) FROM stateroom.checkpoints WHERE tenant_id = $1", scope.tenant_id) == 1
 
 
-class AnyLife(Pruning):
+class AnyLife(Plans):
     def _check_life(self, plan, thread):
         return
 
@@ -494,7 +496,8 @@ async def test_in_another_order_what_is_left_half_way_is_rebuilt_wrongly(store, 
 async def test_a_thread_in_full_use_is_thinned_without_a_false_alarm(store, scope):
     rule = ThinningRule(every=3, keep_last=2, checkpoints_max=12)
     ended = asyncio.Event()
-    verbs = Pruning(store.pruning._access, batch_rows=2, batch_chunks=2)
+    access = store.pruning._access
+    verbs = Pruning(access, Plans(access, batch_chunks=2), batch_rows=2)
 
     async def write_on(name):
         for number in range(25):

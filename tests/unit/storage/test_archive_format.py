@@ -178,14 +178,15 @@ OTHERS = {
     "thread_id": "u", "blob_id": UUID(int=4), "activity": 8, "key_versions": [2, 1], "client_share": True,
     "checkpoints": 2, "pending_writes": 3, "chunks": 0, "hot_bytes": 99, "size_bytes": 201, "run_ids": ["a"],
     "state_schemas": [], "agents": ["b", "planner"], "named_ids": b"", "storage_class": "GLACIER",
-    "created_at": AT.replace(microsecond=0), "sealed": b"\0" * 200,
+    "created_at": AT.replace(microsecond=0), "sealed": b"\0" * 200, "segment": 2, "volume": 3, "first_id": "a",
+    "last_id": "b",
 }  # fmt: skip
 
 
 def test_every_column_of_a_stub_is_bound():
     assert OTHERS.keys() | {"key_version"} == {*Stub.__struct_fields__}
     assert {each.name for each in metadata.tables["stateroom.archives"].columns} == {*Stub.__struct_fields__} | {
-        "tenant_id", "subject_id", "stored_at",
+        "tenant_id", "subject_id", "stored_at", "listed",
     }  # fmt: skip
     for column, other in OTHERS.items():
         with pytest.raises(IntegrityFailure):

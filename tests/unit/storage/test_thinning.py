@@ -1,4 +1,5 @@
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,8 @@ from storage.threads.thinning import (
     needed,
     writes_that_may_go,
 )
+
+NOW = datetime(2026, 11, 25, tzinfo=UTC)
 
 
 @dataclass
@@ -40,6 +43,7 @@ def entry(
     run=None,
     step=None,
     outer=(),
+    age=0,
 ):
     return Entry(
         f"c{number:04}",
@@ -50,6 +54,7 @@ def entry(
         outcome,
         source,
         bytes([number % 256]),
+        NOW - timedelta(days=age),
         frozenset(holds),
         tuple(deltas),
         tuple((name, f"c{each:04}") for name, each in outer),
@@ -295,3 +300,14 @@ def test_what_a_fresh_checkpoint_goes_on_from_is_spared_without_any_delta_channe
 def test_runs_go_with_the_namespaces_that_have_nothing_left():
     thread = {"": Known({"c0001": entry(1)}), "sub": Known({"c0002": entry(2)})}
     assert OfRuns(frozenset({"r"})).ended(thread) == {"", "sub"}
+
+
+def test_what_was_made_since_stays_with_what_it_is_rebuilt_from():
+    thread = line(
+        entry(0, holds=["log"], age=9), entry(1, 0, deltas=["log"], age=8), entry(2, 1, deltas=["log"], age=7),
+        entry(3, 2, holds=["log"], age=6), entry(4, 3, deltas=["log"], age=1), entry(5, 4, holds=["log"]),
+    )  # fmt: skip
+    assert left(thread, ThinningRule(made_since=NOW - timedelta(days=2))) == [3, 4, 5]
+    assert left(thread, ThinningRule(made_since=NOW - timedelta(days=2), keep_first=1)) == [0, 3, 4, 5]
+    assert left(thread, ThinningRule(made_since=NOW + timedelta(days=1))) == [5]
+    assert left(thread, ThinningRule(made_since=NOW - timedelta(days=99))) == [0, 1, 2, 3, 4, 5]

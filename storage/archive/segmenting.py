@@ -1,0 +1,716 @@
+"""Moving the old part of a thread that stays hot into segments, and back.
+
+Moving out, a segment at a time (docs/formats/segment.md says what one is):
+
+1. The thread is planned as for a removal (`storage.threads.plans`): what may go is what thinning would remove, so that
+   what stays is whole by itself. Candidates are taken in the order of their ids, in ranges that no segment has.
+2. An intent is committed, the rows are written as one sealed object with the pieces that they name and no earlier
+   segment of the volume has, and read back. What was read back is compared with the plan.
+3. One transaction, **the flip**: the thread is locked, the plan learns what came since, and what is still as it was
+   read and still free to go is removed, while the stub, the list and the cold sums say where it is. Seals do not
+   change. A thread that is saved to all the time does not keep it from finishing, because it compares no `activity`.
+4. Pieces that nothing hot names any more are collected as after a removal.
+
+Whoever dies in between leaves a whole thread, and an object that the sweeper removes. Bringing a segment back is the
+same in reverse: its object is read while nothing is open, and one transaction puts the rows back and takes the stub
+away. The segments that its volume got later go first, because their pieces may be in this one.
+
+Which checkpoints are old is not decided here, nor whether somebody may do this.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import groupby, islice
+from typing import Any, Final
+
+import msgspec
+
+from crypto import Sealer
+from crypto.blob import object_bytes
+from storage.access.sealing import Sealing
+from storage.administration.audit import Audit
+from storage.administration.jobs import thread_target
+from storage.archive.check import ArchiveContents
+from storage.blobs.keyspace import BlobLocation
+from storage.blobs.store import FROZEN_CLASSES, READABLE_CLASS
+from storage.control.features import SEGMENTS
+from storage.errors import (
+    ArchiveUnavailable,
+    CommitUnknown,
+    FeatureOff,
+    IntegrityFailure,
+    LostRaceError,
+    StorageError,
+    ThreadArchived,
+    ThreadNotFound,
+    Unavailable,
+)
+from storage.format.archive import (
+    CHECKPOINTS,
+    CHUNKS,
+    PENDING_WRITES,
+    TABLES,
+    TAGS,
+    ArchiveEncoder,
+    ArchiveRecord,
+    Stub,
+    ThreadRows,
+)
+from storage.format.pieces import unpack_ids
+from storage.format.pointer import BlobPointer
+from storage.format.record import open_thread_seal
+from storage.format.segment import ColdSums, ListedCheckpoint, SegmentList
+from storage.ledger.ledger import NewBlob, Settlement, new_blob_id
+from storage.ledger.streams import BlobWriter, Budget
+from storage.postgres.unit_of_work import Transaction
+from storage.scope import ClientShare, Scope
+from storage.statements.threads import archives as sql
+from storage.statements.threads import pruning as pruning_sql
+from storage.statements.threads import threads as threads_sql
+from storage.statements.threads.archives import ENVELOPES, SegmentRow
+from storage.statements.threads.pruning import GarbageRow
+from storage.threads.plans import (
+    Guard,
+    LockedThread,
+    Plan,
+    Plans,
+    Target,
+    WrittenMeanwhile,
+    columns_of,
+    doomed_of,
+    garbage_of,
+)
+from storage.threads.thinning import ByRule, CheckpointRef, StaleError, ThinningRule
+from storage.tiers.objects import ArchiveObjects
+from storage.tiers.segments import Lists, Segments, open_segments
+from storage.tiers.views import memory_bytes
+
+# One segment: a page of history asks for few, and a flip holds the thread's lock for as many rows.
+SEGMENT_CHECKPOINTS_MAX: Final = 1000
+SEGMENT_ROWS_MAX: Final = 2000
+SEGMENT_BYTES_MAX: Final = 4 * 1024 * 1024
+# A volume is closed when so much was added after its first segment, and twice as much as that has.
+VOLUME_BYTES_MIN: Final = 8 * 1024 * 1024
+# What restores of segments hold together in one process.
+RESTORING_BYTES_MAX: Final = 128 * 1024 * 1024
+# Checkpoints whose rows are read at a time.
+_READ_ROWS: Final = 200
+# What a row takes in the object beside its envelope, about.
+_ROW_BYTES: Final = 512
+_ROUNDS_MAX: Final = 5
+
+
+@dataclass(slots=True)
+class Moved:
+    """What was moved into segments.
+
+    Attributes:
+        segments: The number of segments that were made.
+        checkpoints: The number of checkpoints in them.
+        pending_writes: The number of their pending writes.
+        hot_bytes: The lengths of the envelopes that moved; pieces that hot rows name, too, are among them.
+        size_bytes: The sizes of the objects.
+    """
+
+    segments: int = 0
+    checkpoints: int = 0
+    pending_writes: int = 0
+    hot_bytes: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Request(Target):
+    """One thread of which an old part is to move.
+
+    ``moved`` outlives the attempts.
+    """
+
+    rule: ThinningRule = field(default_factory=ThinningRule)
+    actor: str = ""
+    storage_class: str = ""
+    moved: Moved = field(default_factory=Moved)
+
+
+class _Volume(msgspec.Struct, frozen=True):
+    """The volume that the next segment belongs to.
+
+    Attributes:
+        number: The number of its first segment; 0: the next one begins a volume.
+        first_bytes: What its first segment has.
+        more_bytes: What the others have.
+        piece_ids: The pieces in its objects.
+    """
+
+    number: int = 0
+    first_bytes: int = 0
+    more_bytes: int = 0
+    piece_ids: frozenset[bytes] = frozenset()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the next segment begins anew."""
+        return self.more_bytes >= max(VOLUME_BYTES_MIN, 2 * self.first_bytes) or not self.number
+
+    def with_segment(self, stub: Stub, listed: SegmentList) -> "_Volume":
+        """After one more segment."""
+        piece_ids = frozenset(unpack_ids(listed.piece_ids))
+        if stub.volume == stub.segment:
+            return _Volume(stub.segment, stub.hot_bytes, 0, piece_ids)
+        more_bytes = self.more_bytes + stub.hot_bytes
+        return _Volume(self.number, self.first_bytes, more_bytes, self.piece_ids | piece_ids)
+
+
+class _Draft(msgspec.Struct, frozen=True):
+    """A segment that is about to be written."""
+
+    rows: ThreadRows
+    refs: list[CheckpointRef]
+
+
+class Segmenting:
+    """Moves checkpoints into segments, and brings segments back."""
+
+    def __init__(
+        self,
+        sealing: Sealing,
+        objects: ArchiveObjects,
+        writer: BlobWriter | None,
+        audit: Audit,
+        *,
+        checkpoints_max: int = SEGMENT_CHECKPOINTS_MAX,
+    ) -> None:
+        """Use the object store of archives; ``writer`` None: there is none. ``checkpoints_max``: of one segment."""
+        self._sealing = sealing
+        self._objects = objects
+        self._writer = writer
+        self._audit = audit
+        self._plans = Plans(sealing)
+        self._checkpoints_max = checkpoints_max
+        self._restoring = Budget(RESTORING_BYTES_MAX)
+
+    # --- out -------------------------------------------------------------------------------------------------------
+
+    async def move(
+        self,
+        scope: Scope,
+        thread_id: str,
+        rule: ThinningRule,
+        *,
+        actor: str,
+        storage_class: str | None = None,
+        guard: Guard | None = None,
+        share: ClientShare | None = None,
+    ) -> Moved:
+        """Move what a rule does not keep into segments; repeating it goes on, and is a no-op where nothing is old.
+
+        ``guard`` is asked under the thread's lock; what it raises stops the work, and what was moved stays moved.
+
+        Raises:
+            ThreadNotFound: There is none.
+            ThreadArchived: It is archived as a whole.
+            FeatureOff: A process of an older build may run.
+            ArchiveUnavailable: This deployment has no bucket of archives.
+            ClientShareRequired, ClientShareWrong: The thread needs a share, or another one.
+            QuotaExceeded: The tenant has no room for an object.
+            IntegrityFailure: The thread is not what its seals say; nothing more is moved.
+            BlobUnavailable: The object store does not answer.
+            Unavailable: Others were at work on the same checkpoints, again and again.
+        """
+        if self._writer is None:
+            raise ArchiveUnavailable
+        await self.require_feature()
+        wanted = storage_class or self._writer.store.storage_class
+        request = _Request(
+            scope, thread_id, guard, restores=False, touches=False, whole=False, removes=False,
+            rule=rule, actor=actor, storage_class=wanted,
+        )  # fmt: skip
+        run = _Moving(self._sealing, self._objects, self._writer, self._audit, self._plans, self._checkpoints_max)
+
+        async def work(sealer: Sealer) -> Moved:
+            for _ in range(_ROUNDS_MAX):
+                try:
+                    await run.attempt(request, sealer)
+                except StaleError:
+                    continue
+                return request.moved
+            raise Unavailable("others were at work on the same checkpoints, again and again")
+
+        return await self._sealing.run(scope, work, ThreadNotFound(), share)
+
+    async def require_feature(self) -> None:
+        """Return if segments may be written.
+
+        Raises:
+            FeatureOff: A process of an older build may run.
+        """
+        await self._sealing.control.ready()
+        features = self._sealing.control.features
+        if not features.is_on(SEGMENTS):
+            await features.refresh()  # perhaps since a moment ago
+        if not features.is_on(SEGMENTS):
+            raise FeatureOff(
+                "checkpoints move into segments once no older gateway or worker runs: stateroom db finish-upgrade"
+            )
+
+    async def preview(
+        self, scope: Scope, thread_id: str, rule: ThinningRule, *, share: ClientShare | None = None
+    ) -> Moved:
+        """What `move` would move now, without sizes. Reads only.
+
+        Raises:
+            ThreadNotFound, ThreadArchived, ClientShareRequired, ClientShareWrong, IntegrityFailure: As `move`.
+        """
+        target = Target(scope, thread_id, None, restores=False, touches=False, whole=False, removes=False)
+
+        async def work(sealer: Sealer) -> Moved:
+            async with self._sealing.unit_of_work.snapshot(scope) as transaction:
+                plan = await self._plans.read(transaction, target, sealer)
+                if plan is None:
+                    raise ThreadNotFound
+                segments = await open_segments(transaction, plan.sealer, thread_id, plan.sums)
+            plan.doomed = await asyncio.to_thread(doomed_of, plan, ByRule(rule))
+            runs = list(_runs(plan, segments))
+            refs = [ref for run in runs for ref in run]
+            writes = sum(len(plan.writes.get(ref, ())) for ref in refs)
+            return Moved(len(runs), len(refs), writes)
+
+        return await self._sealing.run(scope, work, ThreadNotFound(), share)
+
+    # --- back ------------------------------------------------------------------------------------------------------
+
+    async def bring_back(self, scope: Scope, thread_id: str, number: int | None = None, *, actor: str) -> int:
+        """Bring a segment back with those that need its pieces, or all of them; returns how many checkpoints came.
+
+        ``number`` None: all. One that is not there any more is back already.
+
+        Raises:
+            ThreadNotFound: There is no such thread.
+            ThreadArchived: The thread is archived as a whole, or an object has to be thawed first.
+            ArchiveUnavailable: This process has no bucket of archives.
+            RowQuotaExceeded: Rows would come back to a tenant that may store no more.
+            IntegrityFailure: An object is missing, damaged, or another one.
+            BlobUnavailable: The object store does not answer.
+        """
+        brought = 0
+        while True:
+            restored = await self._sealing.run(
+                scope, lambda sealer: self._bring_one(scope, sealer, thread_id, number, actor), ThreadNotFound()
+            )
+            if restored is None:
+                return brought
+            brought += restored.checkpoints
+            if restored.segment == number:
+                return brought
+
+    async def _bring_one(
+        self, scope: Scope, sealer: Sealer, thread_id: str, number: int | None, actor: str
+    ) -> Stub | None:
+        """Bring back one segment, whose pieces no other segment needs; None: there is none to bring back."""
+        async with self._sealing.unit_of_work.snapshot(scope) as transaction:
+            await self._sealing.check_keys_in(transaction, scope, sealer)
+            row = await transaction.fetch_one(threads_sql.READ, thread_id=thread_id)
+            if row is None:
+                raise ThreadNotFound
+            if row.cold is None:
+                return None
+            if row.tier != "hot":
+                raise ThreadArchived(thread_id)
+            sums = _sums(sealer, thread_id, row)
+            segments = await open_segments(transaction, sealer, thread_id, sums)
+            chosen = _last_of(segments, number)
+            if chosen is None:
+                return None
+            stubs = [await _stub(transaction, each) for each in segments.of_volume(chosen)]
+            lists = Lists(transaction, sealer)
+            listed = {each.segment: await lists.piece_ids(each) for each in segments.of_volume(chosen)}
+        self._sealing.row_quotas.require_room(scope)
+        async with self._restoring.holding(memory_bytes(stubs[-1]), scope.tenant_id):
+            rows = await self._rows(scope, sealer, stubs, listed)
+            await self._flip_back(scope, sealer, stubs[-1], rows, actor)
+        return stubs[-1]
+
+    async def _rows(
+        self, scope: Scope, sealer: Sealer, stubs: Sequence[Stub], listed: Mapping[int, frozenset[bytes]]
+    ) -> ThreadRows:
+        """The rows of the last of these segments, with the pieces that it has in those before it."""
+        rows = await self._objects.rows(scope, sealer, stubs[-1])
+        missing = {each for row in (*rows.checkpoints, *rows.writes) for each in unpack_ids(row["piece_ids"])}
+        here = list(rows.chunks)
+        rows.chunks.clear()
+        for at in range(len(stubs) - 1, -1, -1):
+            if at < len(stubs) - 1:
+                if missing.isdisjoint(listed[stubs[at].segment]):
+                    continue
+                here = (await self._objects.rows(scope, sealer, stubs[at])).chunks
+            by_id = {row["piece_id"]: row for row in here}
+            while found := [by_id.pop(each) for each in missing & by_id.keys()]:
+                rows.chunks.extend(found)
+                missing -= {row["piece_id"] for row in found}
+                for row in found:
+                    missing.update(unpack_ids(row["children"] or b""))
+                missing -= {row["piece_id"] for row in rows.chunks}
+        if missing:
+            raise IntegrityFailure("a stored piece is missing")
+        return rows
+
+    async def _flip_back(self, scope: Scope, sealer: Sealer, stub: Stub, rows: ThreadRows, actor: str) -> None:
+        thread_id = stub.thread_id
+        async with self._sealing.unit_of_work.begin(scope) as transaction:
+            locked = await transaction.fetch_one(threads_sql.LOCK, thread_id=thread_id)
+            if locked is None or locked.tier != "hot" or locked.cold is None:
+                raise LostRaceError
+            if await _stub(transaction, stub) != stub:
+                raise LostRaceError
+            await self._sealing.check_keys_in(transaction, scope, sealer)
+            sums = _sums(sealer, thread_id, locked)
+            listed = await _listed(transaction, sealer, stub)
+            for table in TABLES:
+                for at in range(0, len(rows.of(table)), _READ_ROWS):
+                    await transaction.run_many(sql.ADD[table], rows.of(table)[at : at + _READ_ROWS])
+            await transaction.fetch_one(sql.DELETE_STUB, thread_id=thread_id, segment=stub.segment)
+            cold = sums.without_segment(sealer.without_share, stub, listed).seal(sealer, thread_id, locked.created_at)
+            await transaction.run(sql.SET_COLD, thread_id=thread_id, cold=cold)
+            # The rows are back, and name what they named: only the object loses its reference.
+            await self._sealing.offload.ledger.keep(transaction, thread_id)
+            await self._audit.append(
+                transaction, scope.tenant_id, actor, "segment.restore", _target(scope, thread_id), _told(stub)
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Moving:
+    """Moves the old part of one thread; see the module."""
+
+    sealing: Sealing
+    objects: ArchiveObjects
+    writer: BlobWriter
+    audit: Audit
+    plans: Plans
+    checkpoints_max: int
+
+    async def attempt(self, request: _Request, sealer: Sealer) -> None:
+        """Move what may go by one plan.
+
+        Raises:
+            StaleError: The plan does not describe the thread any more; what was moved stays moved.
+        """
+        scope, thread_id = request.scope, request.thread_id
+        async with self.sealing.unit_of_work.snapshot(scope) as transaction:
+            plan = await self.plans.read(transaction, request, sealer)
+            if plan is None:
+                raise ThreadNotFound
+            segments = await open_segments(transaction, plan.sealer, thread_id, plan.sums)
+            volume = await _volume(transaction, plan.sealer, segments)
+            plan.doomed = await asyncio.to_thread(doomed_of, plan, ByRule(request.rule))
+            runs = list(_runs(plan, segments))
+            plan.doomed = _by_name(ref for run in runs for ref in run)
+            names, ids = columns_of([ref for run in runs for ref in run])
+            garbage: list[GarbageRow] = []
+            if runs:
+                garbage = await garbage_of(transaction, thread_id, names, ids)
+        number = max((each.segment for each in segments.all), default=0)
+        for run in runs:
+            left = run
+            while left:
+                number += 1
+                moved, volume = await self._move(request, plan, left, number, volume)
+                left = left[moved:]
+                await asyncio.sleep(0)
+        await self.plans.collect(request, plan, self.plans.chunk_batches(garbage))
+
+    async def _move(
+        self, request: _Request, plan: Plan, run: Sequence[CheckpointRef], number: int, volume: _Volume
+    ) -> tuple[int, _Volume]:
+        """Move as many of these as one segment has; returns how many, and the volume that it is in."""
+        if volume.is_closed:
+            volume = _Volume()
+        async with self.sealing.unit_of_work.snapshot(request.scope) as transaction:
+            draft = await self._draft(transaction, request.thread_id, plan, run, volume)
+        scope = request.scope
+        size = sum(_bytes_of(draft.rows, table) for table in TABLES)
+        new = NewBlob(new_blob_id(), "archive", object_bytes(size), place="archive")
+        now = self.sealing.clock.now()
+        await self.sealing.offload.ledger.reserve(scope, plan.sealer.without_share, [new], now)
+        try:
+            stub, listed, record = await self._written(request, plan, draft, (number, volume), new, now)
+            await self._flip(request, plan, draft.refs, stub, listed, record)
+        except CommitUnknown:
+            raise  # it may be settled
+        except BaseException:
+            with suppress(StorageError):
+                await self.sealing.offload.ledger.abandon(scope, new.blob_id)
+            raise
+        moved = request.moved
+        moved.segments += 1
+        moved.checkpoints += stub.checkpoints
+        moved.pending_writes += stub.pending_writes
+        moved.hot_bytes += stub.hot_bytes
+        moved.size_bytes += stub.size_bytes
+        return len(draft.refs), volume.with_segment(stub, listed)
+
+    # --- reading and writing ---------------------------------------------------------------------------------------
+
+    async def _draft(
+        self, transaction: Transaction, thread_id: str, plan: Plan, run: Sequence[CheckpointRef], volume: _Volume
+    ) -> _Draft:
+        """The rows of as many checkpoints as one segment has, with the pieces that the volume lacks."""
+        rows, refs = ThreadRows.empty(), list[CheckpointRef]()
+        row_count = size = 0
+        while len(refs) < min(len(run), self.checkpoints_max) and size < SEGMENT_BYTES_MAX:
+            some: list[CheckpointRef] = []
+            # What has one id, in several namespaces, goes together: ranges do not overlap.
+            for _, same in groupby(islice(run, len(refs), None), key=lambda ref: ref[1]):
+                own = list(same)
+                row_count += len(own) + sum(len(plan.writes.get(ref, ())) for ref in own)
+                if (refs or some) and row_count > SEGMENT_ROWS_MAX:
+                    break
+                some += own
+                if len(some) >= _READ_ROWS or len(refs) + len(some) >= self.checkpoints_max:
+                    break
+            if not some:
+                break
+            names, ids = columns_of(some)
+            for table, statement in sql.OF.items():
+                found = await transaction.fetch_all(
+                    statement, thread_id=thread_id, namespaces=names, checkpoint_ids=ids
+                )
+                rows.of(table).extend(msgspec.structs.asdict(row) for row in found)
+            refs += some
+            size = sum(_bytes_of(rows, table) for table in (CHECKPOINTS, PENDING_WRITES))
+            if row_count > SEGMENT_ROWS_MAX:
+                break
+        await self._add_pieces(transaction, thread_id, rows, volume)
+        for table in (CHECKPOINTS, TAGS, PENDING_WRITES, CHUNKS):
+            rows.of(table).sort(key=lambda row: tuple(row[name] for name in sql.ORDER[table]))
+        return _Draft(rows, refs)
+
+    async def _add_pieces(self, transaction: Transaction, thread_id: str, rows: ThreadRows, volume: _Volume) -> None:
+        wanted = {each for row in (*rows.checkpoints, *rows.writes) for each in unpack_ids(row["piece_ids"])}
+        wanted -= volume.piece_ids
+        here: set[bytes] = set()
+        while wanted:
+            found = await transaction.fetch_all(sql.PIECES, thread_id=thread_id, piece_ids=sorted(wanted))
+            if len(found) != len(wanted):
+                raise IntegrityFailure("a stored piece is missing")
+            here |= wanted
+            pieces = [msgspec.structs.asdict(row) for row in found]
+            rows.chunks.extend(pieces)
+            children = {each for row in pieces for each in unpack_ids(row["children"] or b"")}
+            wanted = children - here - volume.piece_ids
+
+    async def _written(
+        self, request: _Request, plan: Plan, draft: _Draft, place: tuple[int, _Volume], new: NewBlob, now: datetime
+    ) -> tuple[Stub, SegmentList, ArchiveRecord]:
+        """Write the object, read it back, and say what is in it."""
+        scope, sealer, (number, volume) = request.scope, plan.sealer, place
+        location = BlobLocation(scope.tenant_id, new.blob_id, "archive")
+        encoder = ArchiveEncoder(sql.COLUMNS)
+        parts = [encoder.header({table: len(draft.rows.of(table)) for table in TABLES})]
+        parts += [encoder.rows(table, draft.rows.of(table)) for table in TABLES if draft.rows.of(table)]
+        parts.append(encoder.end())
+        content = b"".join(parts)
+        key = sealer.new_blob_key()
+        wanted = request.storage_class
+        # S3 freezes at once what is stored in such a class, and then it could not be read back for hours.
+        written_as = READABLE_CLASS if wanted in FROZEN_CLASSES else wanted
+        cipher = sealer.without_share.blob_cipher(new.blob_id, key)
+        written = await self.writer.write_bytes(location, cipher, content, storage_class=written_as)
+        record = ArchiveRecord(bytes(key.borrow()), written.size_bytes, encoder.digest)
+        contents = ArchiveContents(sealer, request.thread_id, opens=True)
+        async for table, page in self.objects.stored(scope, sealer, new.blob_id, record):
+            await contents.take(table, page)
+        listed = _list(plan, draft, contents)
+        self._compare(contents, listed, volume)
+        if written_as != wanted:
+            await self.writer.store.change_class(location, wanted)
+        version = sealer.active_key_version
+        stub = Stub(
+            thread_id=request.thread_id,
+            blob_id=new.blob_id,
+            activity=0,
+            key_versions=sorted(contents.key_versions | {version}),
+            client_share=sealer.shared,
+            checkpoints=contents.counts[CHECKPOINTS],
+            pending_writes=contents.counts[PENDING_WRITES],
+            chunks=contents.counts[CHUNKS],
+            hot_bytes=contents.hot_bytes,
+            size_bytes=written.object_bytes,
+            run_ids=contents.run_ids,
+            state_schemas=contents.every_schema,
+            agents=contents.agents,
+            named_ids=contents.named_ids,
+            storage_class=wanted,
+            created_at=now,
+            key_version=version,
+            sealed=b"",
+            segment=number,
+            volume=volume.number or number,
+            first_id=draft.refs[0][1],
+            last_id=draft.refs[-1][1],
+        )
+        return msgspec.structs.replace(stub, sealed=stub.sealing(sealer, record)), listed, record
+
+    def _compare(self, contents: ArchiveContents, listed: SegmentList, volume: _Volume) -> None:
+        """Compare what was read back with what was planned.
+
+        Raises:
+            StaleError: It was written to, or removed, since the plan: the next plan tells whether that is damage.
+            IntegrityFailure: A piece is missing.
+        """
+        sums = ColdSums(b"").with_list(listed)
+        if (contents.live, contents.writes.total) != (dict(sums.live), sums.writes):
+            raise StaleError
+        if not contents.named <= contents.present | volume.piece_ids:
+            raise IntegrityFailure("a stored piece is missing")
+
+    # --- the flip --------------------------------------------------------------------------------------------------
+
+    async def _flip(
+        self, request: _Request, plan: Plan, refs: list[CheckpointRef], stub: Stub, listed: SegmentList,
+        record: ArchiveRecord,
+    ) -> None:  # fmt: skip
+        thread_id, sealer = request.thread_id, plan.sealer
+        async with self.plans.locked(request, plan) as locked:
+            transaction = locked.transaction
+            if not self.plans.spared(locked, ByRule(request.rule)).isdisjoint(refs):
+                raise StaleError
+            held = await transaction.fetch_all(sql.HOLD_KEY_VERSIONS, key_versions=stub.key_versions)
+            if len(held) != len(stub.key_versions):
+                raise StaleError  # re-sealed while it was read
+            await self._remove(locked, refs)
+            pointer = BlobPointer(record.blob_key, record.content_bytes)
+            settlement = Settlement(stub.blob_id, stub.size_bytes, pointer)
+            ledger = self.sealing.offload.ledger
+            await ledger.settle(transaction, sealer.without_share, [settlement], thread_id)
+            await transaction.run(sql.ADD_STUB, **msgspec.structs.asdict(stub))
+            sealed = listed.seal(sealer, stub)
+            await transaction.run(sql.ADD_LISTED, thread_id=thread_id, segment=stub.segment, listed=sealed)
+            sums = plan.sums.with_segment(sealer.without_share, stub, listed)
+            cold = sums.seal(sealer, thread_id, locked.created_at)
+            await transaction.run(sql.SET_COLD, thread_id=thread_id, cold=cold)
+            await self.audit.append(
+                transaction, request.scope.tenant_id, request.actor, "segment.archive",
+                _target(request.scope, thread_id), _told(stub),
+            )  # fmt: skip
+            locked.taken = refs
+        locked.keep_plan_true()
+        plan.fresh.clear()
+        plan.cold, plan.sums = cold, sums
+
+    async def _remove(self, locked: LockedThread, refs: Sequence[CheckpointRef]) -> None:
+        """Take rows out of the database that are in the segment; no seal changes."""
+        names, ids = columns_of(refs)
+        where = {"thread_id": locked.thread_id, "namespaces": names, "checkpoint_ids": ids}
+        found: dict[CheckpointRef, list[Any]] = {}
+        for write in await locked.transaction.fetch_all(pruning_sql.DELETE_WRITES_OF, **where):
+            found.setdefault((write.namespace, write.checkpoint_id), []).append(write)
+        try:
+            self.plans.compare_with_plan(locked.plan, refs, found)
+        except WrittenMeanwhile:
+            raise StaleError from None
+        if len(await locked.transaction.fetch_all(pruning_sql.DELETE_CHECKPOINTS, **where)) != len(refs):
+            raise StaleError
+
+
+def _runs(plan: Plan, segments: Segments) -> Iterator[list[CheckpointRef]]:
+    """What may go, in the order of ids, in parts of which none has the range of a segment inside it."""
+    ordered = sorted(((each, name) for name, some in plan.doomed.items() for each in some))
+    run: list[CheckpointRef] = []
+    before: SegmentRow | None = None
+    for checkpoint_id, name in ordered:
+        if segments.around(checkpoint_id) is not None:
+            continue  # it came back, or was kept, inside a range that a segment has
+        at = segments.before(checkpoint_id)
+        if run and at is not before:
+            yield run
+            run = []
+        before = at
+        run.append((name, checkpoint_id))
+    if run:
+        yield run
+
+
+def _by_name(refs: Iterator[CheckpointRef]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for name, each in refs:
+        found.setdefault(name, set()).add(each)
+    return found
+
+
+def _last_of(segments: Segments, number: int | None) -> SegmentRow | None:
+    """The segment to bring back next, so that this one can be: the last one of its volume, or of all."""
+    if number is None:
+        return max(segments.all, key=lambda each: each.segment, default=None)
+    wanted = next((each for each in segments.all if each.segment == number), None)
+    if wanted is None:
+        return None
+    volume = [each for each in segments.all if each.volume == wanted.volume]
+    return max(volume, key=lambda each: each.segment)
+
+
+async def _volume(transaction: Transaction, sealer: Sealer, segments: Segments) -> _Volume:
+    """The volume that the next segment may belong to."""
+    newest = max(segments.all, key=lambda each: each.segment, default=None)
+    if newest is None:
+        return _Volume()
+    own = segments.of_volume(newest)
+    if own[0].segment != newest.volume:
+        return _Volume()  # its first segment was brought back
+    lists = Lists(transaction, sealer)
+    piece_ids: set[bytes] = set()
+    for each in own:
+        piece_ids |= await lists.piece_ids(each)
+    more = sum(each.hot_bytes for each in own[1:])
+    return _Volume(newest.volume, own[0].hot_bytes, more, frozenset(piece_ids))
+
+
+async def _stub(transaction: Transaction, segment: Stub | SegmentRow) -> Stub:
+    found = await transaction.fetch_one(sql.SEGMENT_STUB, thread_id=segment.thread_id, segment=segment.segment)
+    if found is None:
+        raise LostRaceError
+    return found
+
+
+async def _listed(transaction: Transaction, sealer: Sealer, stub: Stub) -> SegmentList:
+    envelope = await transaction.fetch_one(sql.LISTED, thread_id=stub.thread_id, segment=stub.segment)
+    return SegmentList.open(sealer, stub, envelope)
+
+
+def _sums(sealer: Sealer, thread_id: str, row: threads_sql.ThreadRow) -> ColdSums:
+    thread = open_thread_seal(sealer.without_share, thread_id, row.created_at, row.seal)
+    return ColdSums.open(sealer, thread_id, row.created_at, thread.incarnation, row.cold)
+
+
+def _list(plan: Plan, draft: _Draft, contents: ArchiveContents) -> SegmentList:
+    checkpoints = [
+        ListedCheckpoint.of(
+            name, each, plan.thread[name].entries[each].member, plan.sum_of(plan.writes.get((name, each), ()))
+        )
+        for name, each in draft.refs
+    ]
+    return SegmentList(checkpoints, b"".join(sorted(contents.present)))
+
+
+def _bytes_of(rows: ThreadRows, table: str) -> int:
+    envelope = ENVELOPES.get(table)
+    own = rows.of(table)
+    return len(own) * _ROW_BYTES + (0 if envelope is None else sum(len(row[envelope]) for row in own))
+
+
+def _target(scope: Scope, thread_id: str) -> str:
+    return f"thread:{thread_target(scope, thread_id)}"
+
+
+def _told(stub: Stub) -> dict[str, Any]:
+    return {
+        "segment": stub.segment,
+        "blob_id": str(stub.blob_id),
+        "checkpoints": stub.checkpoints,
+        "pending_writes": stub.pending_writes,
+        "size_bytes": stub.size_bytes,
+        "storage_class": stub.storage_class,
+    }
