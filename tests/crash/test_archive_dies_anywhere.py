@@ -1,5 +1,7 @@
 """A process that dies at any point of archiving or restoring leaves a thread that is whole, readable and in one place.
 
+So does one that moves old checkpoints into segments, or brings them back, while others go on with the thread.
+
 Death is what SIGKILL is to everybody else: from one moment on nothing of the process reaches the database or a bucket
 any more, its handlers included. What lasts is a COMMIT and what an object store did, so the points are after each
 COMMIT and before and after each call of an object store; every one of them is tried. Besides, the object store fails in
@@ -23,13 +25,17 @@ from sqlalchemy import event
 from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.collection.sweep import Sweep
-from storage.errors import StorageError, ThreadActive, ThreadArchived
+from storage.control.features import SEGMENTS
+from storage.errors import IntegrityFailure, StorageError, ThreadActive, ThreadArchived
 from storage.model import HistoryQuery
 from storage.scope import Scope
 from storage.service import Store
+from storage.statements.threads import archives as archives_sql
+from storage.threads.thinning import ThinningRule
 from tests.support.archive_rows import MOVED, fsck, opened, rows
 from tests.support.death import Death
 from tests.support.faulty_blobs import Fault, FaultyBlobStore
+from tests.support.features import switch_on
 from tests.support.interleaving import CancelAtAwait
 from tests.support.states import document, put, save, state, write
 
@@ -56,6 +62,8 @@ async def stores(database, root_key) -> AsyncIterator[Stores]:
     mortal = opened(database, root_key, blobs=FaultyBlobStore(blobs, death.call), archive=faulty, observer=death)
     async with mortal as one, opened(database, root_key, blobs=blobs, archive=archive) as other:
         event.listen(one._engine.sync_engine, "checkout", death.connect)
+        await switch_on(other, SEGMENTS)
+        await one.features.refresh()
         yield Stores(one, other, death, faulty)
         death.at(0)
 
@@ -106,8 +114,10 @@ class World:
         objects = self.living.archives.objects
         async with self.living.unit_of_work.snapshot(self.scope) as transaction:
             stub = await objects.stub(transaction, "t1")
-        if stub is not None:
-            await objects.thaw(self.scope, stub)
+            stubs = await transaction.fetch_all(archives_sql.SEGMENT_STUBS, thread_id="t1")
+        for each in stubs if stub is None else [stub, *stubs]:
+            with suppress(IntegrityFailure):  # restored, and swept, meanwhile
+                await objects.thaw(self.scope, each)
 
     async def _read_on(self) -> None:
         while True:
@@ -150,7 +160,7 @@ class World:
         tier = (await self.living.threads.get(self.scope, "t1")).tier
         hot = [table for table in MOVED if await rows(self._admin, self.scope, "t1", table)]
         stubs = await rows(self._admin, self.scope, "t1", "archives")
-        assert (bool(hot), len(stubs)) == ((True, 0) if tier == "hot" else (False, 1))
+        assert (bool(hot), [row["segment"] for row in stubs].count(0)) == ((True, 0) if tier == "hot" else (False, 1))
         assert (await self.living.verification.subject(self.scope)).findings == []
         for _ in range(3):
             await self._admin.execute(
@@ -197,9 +207,38 @@ async def saving_to_the_archive(world: World) -> None:
     world.acknowledged[saved.checkpoint_id] = 0
 
 
+OLD = ThinningRule(keep_last=1)
+
+
+async def segmenting(world: World) -> None:
+    await world.mortal.archives.segmenting.move(world.scope, "t1", OLD, actor="test")
+
+
+async def segmenting_to_a_frozen_class(world: World) -> None:
+    await world.mortal.archives.segmenting.move(world.scope, "t1", OLD, actor="test", storage_class="GLACIER")
+
+
+async def bringing_back(world: World) -> None:
+    await world.mortal.archives.restore(world.scope, "t1")
+
+
+async def writing_to_a_segment(world: World) -> None:
+    """A pending write that brings back first; it is acknowledged only if it returns."""
+    oldest = next(iter(world.acknowledged))
+    await put(world.mortal, world.scope, oldest, write(0, "c", "late"), task_id="late")
+    world.acknowledged[oldest] += 1
+
+
+SEGMENTED = (bringing_back, writing_to_a_segment)
+
+
 async def prepared(stores: Stores, admin: asyncpg.Connection, verb: Verb) -> World:
     world = World(stores, admin)
     await world.begin()
+    if verb in SEGMENTED:
+        for _ in range(2):  # two segments of one volume
+            await world.save()
+            await world.living.archives.segmenting.move(world.scope, "t1", OLD, actor="test")
     if verb in {restoring, saving_to_the_archive}:
         await world.living.archives.archive(world.scope, "t1")
     return world
@@ -211,6 +250,14 @@ async def prepared(stores: Stores, admin: asyncpg.Connection, verb: Verb) -> Wor
         (archiving_to_a_frozen_class, False),
         (archiving, True),
         (restoring, True),
+        (segmenting, True),
+        (bringing_back, True),
+        pytest.param(segmenting, False, marks=pytest.mark.soak),
+        pytest.param(segmenting_to_a_frozen_class, False, marks=pytest.mark.soak),
+        pytest.param(segmenting_to_a_frozen_class, True, marks=pytest.mark.soak),
+        pytest.param(bringing_back, False, marks=pytest.mark.soak),
+        pytest.param(writing_to_a_segment, False, marks=pytest.mark.soak),
+        pytest.param(writing_to_a_segment, True, marks=pytest.mark.soak),
         pytest.param(archiving, False, marks=pytest.mark.soak),
         pytest.param(archiving_to_a_frozen_class, True, marks=pytest.mark.soak),
         pytest.param(restoring, False, marks=pytest.mark.soak),
@@ -246,7 +293,10 @@ async def test_a_death_at_any_point_leaves_the_thread_whole_and_in_one_place(sto
 
 
 FAULTS = [each for each in Fault if each not in {Fault.SLOW, Fault.TRUNCATED}]
-VERBS = (archiving, archiving_to_a_frozen_class, restoring, saving_to_the_archive)
+VERBS = (
+    archiving, archiving_to_a_frozen_class, restoring, saving_to_the_archive,
+    segmenting, segmenting_to_a_frozen_class, *SEGMENTED,
+)  # fmt: skip
 
 
 async def test_a_lost_response_of_the_object_store_leaves_the_thread_whole(stores, admin):
@@ -278,7 +328,9 @@ async def _faulty(stores: Stores, admin: asyncpg.Connection, verb: Verb, fault: 
     assert met
 
 
-@pytest.mark.parametrize("verb", [archiving, restoring], ids=lambda verb: verb.__name__)
+@pytest.mark.parametrize(
+    "verb", [archiving, restoring, segmenting, writing_to_a_segment], ids=lambda verb: verb.__name__
+)
 async def test_a_cancellation_at_some_awaits_leaves_the_thread_whole(stores, admin, verb: Verb):
     await _cancelled(stores, admin, verb, step=9)
 
