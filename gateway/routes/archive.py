@@ -52,7 +52,7 @@ class ArchiveQuery(Struct, kw_only=True, forbid_unknown_fields=True):
 
 def thread_out(thread: model.Thread) -> wire.threads.Thread:
     """A thread as lists show it."""
-    return wire.threads.Thread.of(thread, archive=UNSET, damaged=True if thread.damaged else UNSET)
+    return wire.threads.Thread.of(thread, archive=UNSET, segments=UNSET, damaged=True if thread.damaged else UNSET)
 
 
 def described(status: ArchiveStatus) -> wire.threads.ThreadArchive | UnsetType:

@@ -1,4 +1,4 @@
-"""The contract of `storage.tiers.rows.Rows`: the database, an archive's rows and any union of both answer the same."""
+"""The contract of `storage.tiers.rows.WholeRows`: the database, archived rows and any union of both answer the same."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -20,7 +20,7 @@ from storage.statements.threads import threads as threads_sql
 from storage.statements.threads.checkpoints import LOAD
 from storage.tiers.cold import ColdRows
 from storage.tiers.hot import HotRows
-from storage.tiers.rows import Rows, Search
+from storage.tiers.rows import Search, WholeRows
 from storage.tiers.snapshots import Snapshot
 from storage.tiers.union import UnionRows
 from tests.support.stores import DEPLOYMENT_ID
@@ -143,9 +143,9 @@ UNORDERED = {"members", "pieces"}
 
 
 def test_every_method_of_the_protocol_is_compared():
-    methods = {name for kind in Rows.__mro__ for name in vars(kind) if not name.startswith("_")}
-    # How tags are used is compared apart: of a thread without checkpoints it says nothing.
-    assert methods == ASKED.keys() | {"tag_uses"}
+    methods = {name for kind in WholeRows.__mro__ for name in vars(kind) if not name.startswith("_")}
+    # How tags are used is compared apart: of a thread without checkpoints it says nothing. None is in segments.
+    assert methods == ASKED.keys() | {"tag_uses", "cold_writes"}
 
 
 class World:
@@ -280,7 +280,7 @@ def test_the_same_rows_are_found_wherever_they_are(world, data, thread, other):
             uses = await hot.tag_uses(*sought)
             if thread[CHECKPOINTS]:
                 assert await cold.tag_uses(*sought) == uses
-            snapshot = Snapshot(transaction, "t1", hot)
+            snapshot = Snapshot(transaction, "t1", hot, hot)
             expected_loads = [loaded(await snapshot.load(*each[:2], with_state=each[2])) for each in loads]
         for (namespace, checkpoint_id, with_state), found in zip(loads, expected_loads, strict=True):
             row = await world.store.unit_of_work.ask(
@@ -297,10 +297,10 @@ def test_the_same_rows_are_found_wherever_they_are(world, data, thread, other):
             assert await answers(union, asked) == expected
             if thread[CHECKPOINTS]:
                 assert await union.tag_uses(*sought) == uses
-            await compare_loads(Snapshot(transaction, "t1", union, is_archived=True))
+            await compare_loads(Snapshot(transaction, "t1", union, union, is_archived=True))
         await world.remove(scope, rows)
         async with world.store.unit_of_work.snapshot(scope) as transaction:
-            await compare_loads(Snapshot(transaction, "t1", cold, is_archived=True))
+            await compare_loads(Snapshot(transaction, "t1", cold, cold, is_archived=True))
 
     async def compare_loads(snapshot):
         for (namespace, checkpoint_id, with_state), found in zip(loads, expected_loads, strict=True):

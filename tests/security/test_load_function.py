@@ -10,7 +10,7 @@ from storage.scope import Scope
 from storage.statements.threads.checkpoints import LOAD
 from tests.support.states import document, put, save, state, write
 
-FUNCTION = "stateroom.load_checkpoint_4("
+FUNCTION = "stateroom.load_checkpoint_5("
 # More than one row where the function knows of one, in whatever form.
 MANY = (
     ("\n            LIMIT 1)", ")"),
@@ -48,7 +48,7 @@ async def app(database):
 @pytest.fixture
 async def stripped(admin, app):
     """The function without its predicates, under another name."""
-    text = await admin.fetchval("SELECT pg_get_functiondef('stateroom.load_checkpoint_4'::regproc)")
+    text = await admin.fetchval("SELECT pg_get_functiondef('stateroom.load_checkpoint_5'::regproc)")
     for predicate, instead, number in PREDICATES:
         text, count = re.subn(predicate, instead, text)
         assert count == number, predicate  # each table, the pending writes twice and the checkpoints three times
@@ -107,5 +107,5 @@ async def test_a_transaction_that_loaded_cannot_write(app, scopes):
 
 @pytest.mark.parametrize("role", ["gw_auth", "gw_ops", "gw_worker"])
 async def test_other_roles_may_not_call_it(admin, role):
-    signature = "stateroom.load_checkpoint_4(uuid, text, text, text, text, boolean)"
+    signature = "stateroom.load_checkpoint_5(uuid, text, text, text, text, boolean)"
     assert not await admin.fetchval("SELECT has_function_privilege($1, $2, 'EXECUTE')", role, signature)

@@ -62,7 +62,7 @@ def _wait(
     shown, waits, looks, patience = None, "", 0, Patience(timeout_seconds)
     while True:
         thread = connection.call("GET", ["threads", thread_id])
-        if thread["tier"] == wanted:
+        if _is_there(thread, wanted):
             return
         archive = thread.get("archive")
         progress = _progress(verb, archive) + waits
@@ -73,10 +73,10 @@ def _wait(
         job = _job(connection, job_id) if looks and not looks % LOOKS_FOR_THE_JOB and not over else None
         if job is not None:
             waits = f", waits for {job['waits_for']}" if job.get("waits_for") else ""
-            over = verb == "archive" and job["state"] in {"done", "failed"}
+            over = (verb == "archive" or archive is None) and job["state"] in {"done", "failed"}
         if over:
             # Asked again: it may have ended between the two answers.
-            if connection.call("GET", ["threads", thread_id])["tier"] == wanted:
+            if _is_there(connection.call("GET", ["threads", thread_id]), wanted):
                 return
             raise Failure(
                 f"the job ended, and the thread is not in the {wanted} tier",
@@ -91,9 +91,16 @@ def _wait(
         patience.wait(seconds, job_id, progress=progress, follow=f"stateroom {verb} {thread_id}")
 
 
+def _is_there(thread: dict[str, Any], wanted: str) -> bool:
+    """Whether a thread is in a tier, and all of it, if that is the hot one."""
+    return thread["tier"] == wanted and (wanted != "hot" or "segments" not in thread)
+
+
 def _progress(verb: str, archive: dict[str, Any] | None) -> str:
-    if verb == "archive" or archive is None:
+    if verb == "archive":
         return "archiving"
+    if archive is None:
+        return "restoring"
     if archive["state"] == "thawing":
         share = archive["progress"]
         return "thawing" if share is None else f"thawing: {share:.0%} of the longest it takes"

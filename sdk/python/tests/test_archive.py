@@ -50,13 +50,13 @@ def archive(state, job_id="j", *, retry_after_seconds=0.0, progress=None):
     }  # fmt: skip
 
 
-def info(found=None):
+def info(found=None, **more):
     when = "2026-11-21T10:00:00Z"
     body = {
         "thread_id": "t", "agent": None, "status": "active", "tier": "archive" if found else "hot", "strict": False,
         "client_share": False, "created_at": when, "updated_at": when, "head_id": "c",
     }  # fmt: skip
-    return packed(body | ({"archive": found} if found else {}))
+    return packed(body | ({"archive": found} if found else {}) | more)
 
 
 def frozen(state="frozen", seconds="18000", **extra):
@@ -225,3 +225,27 @@ async def test_every_thread_of_a_prune_is_pruned_when_one_of_them_is_frozen():
         await saver.aprune(["s", "t"])
     bodies = [msgspec.msgpack.decode(each.content) for each in script.requests if each.url.path == "/v1/threads:prune"]
     assert [body["thread_ids"] for body in bodies] == [["s", "t"], ["s"], ["t"], ["t"]]
+
+
+SEGMENTS = {"segments": 2, "checkpoints": 9, "pending_writes": 1, "hot_bytes": 5, "size_bytes": 4}
+
+
+def test_old_checkpoints_are_asked_to_be_moved(kind):
+    run = Run(kind, move("hot", "j"))
+    assert run("archive_old", 2_592_000.5, keep_last=20).job_id == "j"
+    [request] = run.script.requests
+    assert (request.method, request.url.path, request.url.query) == (
+        "POST", "/v1/threads/t/archive", b"older_than_seconds=2592000&keep_last=20",
+    )  # fmt: skip
+
+
+def test_a_thread_says_what_is_in_segments(kind):
+    shown = Run(kind, info(segments=SEGMENTS))("info").segments
+    assert (shown.segments, shown.checkpoints) == (2, 9)
+    assert Run(kind, info())("info").segments is None
+
+
+def test_restoring_waits_until_nothing_is_in_segments(kind):
+    run = Run(kind, move("archive", "j"), info(segments=SEGMENTS), info(segments=SEGMENTS), info())
+    assert run("restore", wait_seconds=60).tier == "hot"
+    assert run.clock.slept == [0.25, 0.5, 1.0]

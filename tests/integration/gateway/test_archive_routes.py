@@ -14,10 +14,12 @@ from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.places import Places
 from storage.clock import ManualClock
 from storage.collection.sweep import Sweep
+from storage.control.features import SEGMENTS
 from storage.model import Tenant
 from storage.retention.rounds import Acts, Retaining
 from storage.scope import OperatorScope, TenantScope
 from storage.service import Store, StoreOptions
+from tests.support.features import switch_on
 from tests.support.operations import STATE, assert_problem
 from tests.support.passing_time import PassingTime
 from tests.support.stores import DEPLOYMENT_ID
@@ -132,6 +134,46 @@ async def test_a_thread_is_archived_and_restored_by_jobs_that_repeating_names_ag
     await work(serving_store)
     assert (await ok(client.post(f"{PATH}/restore")))["tier"] == "hot"
     assert (await ok(client.get(f"{PATH}/checkpoints/latest")))["state"] == {"n": 1}
+
+
+async def test_old_checkpoints_move_and_come_back_by_jobs_while_the_thread_stays_hot(client, serving_store):
+    ids = [
+        (await ok(client.post(f"{PATH}/checkpoints", json={"state": {"n": n}}), 201))["checkpoint_id"] for n in range(6)
+    ]
+    old = f"{PATH}/archive?older_than_seconds=0&keep_last=2"
+    assert_problem(await client.post(old), 409, "feature-off")
+    await switch_on(serving_store, SEGMENTS)
+    begun = await ok(client.post(old), 202)
+    await work(serving_store)
+    assert (await ok(client.get(f"/jobs/{begun['job_id']}")))["state"] == "done"
+    shown = await ok(client.get(PATH))
+    assert (shown["tier"], "archive" in shown) == ("hot", False)
+    assert {name: shown["segments"][name] for name in ("segments", "checkpoints", "pending_writes")} == {
+        "segments": 1, "checkpoints": 4, "pending_writes": 0,
+    }  # fmt: skip
+    assert shown["segments"]["hot_bytes"] > 0 < shown["segments"]["size_bytes"]
+    listed = (await ok(client.get(f"{PATH}/checkpoints")))["checkpoints"]
+    assert [(each["checkpoint_id"], each["parent_id"]) for each in listed] == [
+        (each, parent) for each, parent in zip(reversed(ids), [*reversed(ids[:-1]), None], strict=True)
+    ]
+    assert (await ok(client.get(f"{PATH}/checkpoints/{ids[1]}")))["state"] == {"n": 1}
+    assert (await ok(client.get(f"{PATH}/checkpoints/latest")))["state"] == {"n": 5}
+    audited = [each["action"] for each in (await ok(client.get("/audit?limit=100")))["events"]]
+    assert "segment.archive" in audited
+    begun = await ok(client.post(f"{PATH}/restore"), 202)
+    await work(serving_store)
+    assert "segments" not in await ok(client.get(PATH))
+    assert (await ok(client.post(f"{PATH}/restore")))["tier"] == "hot"
+    assert begun["kind"] == "restore"
+
+
+@pytest.mark.parametrize(
+    "query", ["keep_last=-1", "keep_every=0", "older_than_seconds=x", "keep_status=odd", "older_than_seconds=-5"]
+)
+async def test_what_stays_hot_is_told_what_is_wrong_with_it(client, query):
+    await saved(client)
+    problem = assert_problem(await client.post(f"{PATH}/archive?{query}"), 422, "invalid-request")
+    assert problem["errors"][0]["parameter"] == query.partition("=")[0]
 
 
 async def test_a_frozen_thread_is_thawed_by_a_restore_and_every_refusal_says_how_far_it_is(

@@ -718,8 +718,33 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
         """
         return self._client.drive(calls.archive_thread(self.thread_id, storage_class))
 
+    def archive_old(
+        self, older_than_seconds: float, *, keep_last: int = 0, storage_class: str | None = None
+    ) -> ThreadMove:
+        """Ask for the thread's older checkpoints to be moved to the archive, while it stays hot. A job does it.
+
+        They stay readable, unless their storage class is a frozen one; ``info().segments`` says how many there are.
+        Heads stay, interrupts that nobody answered, and what a checkpoint that stays is rebuilt from.
+
+        Args:
+            older_than_seconds: For how long a checkpoint was neither made nor written to.
+            keep_last: How many of the newest of each namespace stay all the same.
+            storage_class: S3's name, such as ``GLACIER``; the archive's own when left out.
+
+        Returns:
+            Where the thread is, and the job that moves its checkpoints.
+
+        Raises:
+            ThreadNotFound: There is none.
+            ArchiveUnavailable: The deployment has no archive.
+            Conflict: An older gateway may still run (``feature-off``).
+        """
+        return self._client.drive(calls.archive_old(self.thread_id, older_than_seconds, keep_last, storage_class))
+
     def restore(self, wait_seconds: float | None = None) -> ThreadMove:
-        """Ask for the thread to be brought back from the archive, thawing it first if need be. A job does it.
+        """Ask for the thread to be brought back from the archive with all segments, thawing them if need be.
+
+        A job does it.
 
         Args:
             wait_seconds: Wait for it for so long at most; ``None``: do not wait. A thaw takes hours.

@@ -282,6 +282,24 @@ class ThreadArchive(msgspec.Struct, kw_only=True):
     job_id: str | None = None
 
 
+class ThreadSegments(msgspec.Struct, kw_only=True):
+    """Older checkpoints of a thread, in objects of the archive: read where they are, and brought back by a write.
+
+    Attributes:
+        segments: How many objects there are.
+        checkpoints: How many they hold.
+        pending_writes: How many they hold.
+        hot_bytes: What their rows took in the database.
+        size_bytes: What the objects take.
+    """
+
+    segments: int
+    checkpoints: int
+    pending_writes: int
+    hot_bytes: int
+    size_bytes: int
+
+
 class ThreadMove(msgspec.Struct, kw_only=True):
     """A thread on its way between the tiers.
 
@@ -310,6 +328,7 @@ class ThreadInfo(msgspec.Struct, kw_only=True):
         agent: The program's name.
         client_share: Whether it opens only with the client-held share it was made with.
         archive: What its archive is, where one thread was asked for and it has one.
+        segments: What is in segments, likewise.
         damaged: In a listing: it was made or altered outside the gateway; `stateroom verify` tells more.
     """
 
@@ -323,6 +342,7 @@ class ThreadInfo(msgspec.Struct, kw_only=True):
     agent: str | None = None
     client_share: bool = False
     archive: ThreadArchive | None = None
+    segments: ThreadSegments | None = None
     damaged: bool = False
 
 

@@ -110,3 +110,58 @@ def test_an_embedded_gateway_has_no_worker_beside_it(command):
     outcome = command("serve", "--embedded", "--no-background")
     assert outcome.code == ExitCode.USAGE
     assert "worker" in outcome.err
+
+
+def segmented(**segments):
+    return thread() | {
+        "segments": {"segments": 1, "checkpoints": 4, "pending_writes": 0, "hot_bytes": 10, "size_bytes": 9} | segments
+    }
+
+
+def test_old_checkpoints_are_moved_and_what_is_in_segments_is_shown(command, gateway):
+    gateway.answer(job("queued"), 202)
+    gateway.answer(job("running"))
+    gateway.answer(job("running"))
+    gateway.answer(job("done"))
+    gateway.answer(segmented())
+    outcome = command(
+        "archive", "t1", "--older-than", "30d", "--keep", "20", "--keep-first", "1", "--keep-every", "10",
+        "--keep-status", "failed", "--storage-class", "GLACIER_IR",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    first = gateway.requests[0]
+    assert (first.method, first.path) == ("POST", "/v1/threads/t1/archive")
+    assert first.query == {
+        "older_than_seconds": "2592000", "keep_last": "20", "keep_first": "1", "keep_every": "10",
+        "keep_status": "failed", "storage_class": "GLACIER_IR",
+    }  # fmt: skip
+    assert "checkpoints" in outcome.out
+    assert "4" in outcome.out
+
+
+def test_who_may_not_see_jobs_is_told_the_job_that_moves_old_checkpoints(command, gateway):
+    gateway.answer(job("queued"), 202)
+    gateway.refuse(403, "permission-denied")
+    gateway.answer(thread())
+    outcome = command("archive", "t1", "--keep", "2", "--json")
+    assert outcome.code == 0, outcome.err
+    assert "Job j1" in outcome.err
+    assert json.loads(outcome.out)["tier"] == "hot"
+
+
+@pytest.mark.parametrize("words", [("--older-than", "soon"), ("--keep", "-1"), ("--keep-every", "0")])
+def test_what_says_nothing_of_age_or_number_is_refused_before_anything_is_asked(command, gateway, words):
+    assert command("archive", "t1", *words).code == ExitCode.USAGE
+    assert gateway.requests == []
+
+
+def test_a_restore_waits_until_nothing_is_in_segments(command, gateway):
+    gateway.answer(job("queued"), 202)
+    gateway.answer(segmented())
+    gateway.answer(segmented(checkpoints=2))
+    gateway.answer(thread())
+    gateway.answer(thread())
+    outcome = command("restore", "t1")
+    assert outcome.code == 0, outcome.err
+    assert "restoring" in outcome.err
+    assert len(gateway.requests) == 5

@@ -368,6 +368,23 @@ def archive_thread(thread_id: str, storage_class: str | None) -> Steps[ThreadMov
     return _move(answer, thread_id, "hot")
 
 
+def archive_old(
+    thread_id: str, older_than_seconds: float, keep_last: int, storage_class: str | None
+) -> Steps[ThreadMove]:
+    """Ask for the older checkpoints of a thread to be moved into segments."""
+    answer = yield Call(
+        method="POST",
+        path=path("threads", ":", thread_id, "archive"),
+        query=(
+            ("older_than_seconds", str(int(older_than_seconds))),
+            ("keep_last", str(keep_last)),
+            ("storage_class", storage_class),
+        ),
+        repeatable=True,
+    )
+    return _move(answer, thread_id, "hot")
+
+
 def _move(answer: Answer, thread_id: str, tier: Literal["hot", "archive"]) -> ThreadMove:
     """What a request to move a thread was answered: the job that does it (202), or the thread, which is there."""
     if answer.status == _BEGUN:
@@ -396,8 +413,11 @@ def restore_thread(thread_id: str, wait_seconds: float | None) -> Steps[ThreadMo
         left -= pause
         info: ThreadInfo = answer.decode(ThreadInfo)
         archive = info.archive
-        if info.tier == "hot" or archive is None:
+        if info.tier == "hot" and info.segments is None:
             return ThreadMove(thread_id=thread_id, tier="hot", job_id=move.job_id)
+        if archive is None:  # what is in segments comes back, one after the other
+            pause = min(2 * pause, LOOK_SECONDS_MAX)
+            continue
         if archive.job_id is None and archive.state != "unknown":
             # The restore has ended: either the thread was archived anew at once, or it cannot be brought back.
             raise ThreadArchived("the restore ended, and the thread is in the archive", state=archive.state)
