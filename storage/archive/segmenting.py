@@ -368,6 +368,10 @@ class Segmenting:
             await self._sealing.check_keys_in(transaction, scope, sealer)
             sums = _sums(sealer, thread_id, locked)
             listed = await _listed(transaction, sealer, stub)
+            names, ids = columns_of([(each.namespace, each.checkpoint_id) for each in listed.checkpoints])
+            for statement in sql.OF.values():
+                if await transaction.fetch_all(statement, thread_id=thread_id, namespaces=names, checkpoint_ids=ids):
+                    raise IntegrityFailure("rows of a segment are in the database, too")
             for table in TABLES:
                 for at in range(0, len(rows.of(table)), _READ_ROWS):
                     await transaction.run_many(sql.ADD[table], rows.of(table)[at : at + _READ_ROWS])
