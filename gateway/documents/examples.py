@@ -134,7 +134,8 @@ _SUPERSEDED = {
 _POLICY = {"idle_ttl_seconds": 2_592_000, "on_expiry": "archive", "archive_ttl_seconds": 31_536_000}
 _EFFECTIVE = {
     "idle_ttl_seconds": 2_592_000, "absolute_ttl_seconds": None, "done_ttl_seconds": None, "on_expiry": "archive",
-    "checkpoints_max": None, "thinning": None, "pending_writes_seconds": None, "archive_storage_class": None,
+    "checkpoints_max": None, "thinning": None, "pending_writes_seconds": None, "checkpoints_idle_ttl_seconds": None,
+    "keep_hot": None, "archive_storage_class": None,
     "archive_ttl_seconds": 31_536_000, "legal_hold": False,
 }  # fmt: skip
 _CEILINGS = {"absolute_ttl_seconds": 63_072_000}

@@ -36,7 +36,7 @@ _RetentionCount = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
 class RetentionThinning(Request, omit_defaults=True):
-    """Which checkpoints stay when a thread is thinned; what none of these names goes. Name at least one.
+    """Which checkpoints stay when a thread is thinned, or its older ones move into segments. Name at least one.
 
     ``every``: those whose step is a multiple of it; ``keep_first`` and ``keep_last``: so many of the oldest and newest
     of each namespace; ``keep_statuses``: those with one of these statuses.
@@ -55,7 +55,9 @@ class RetentionPolicy(Request, omit_defaults=True):
     has been ``done`` for ``done_ttl_seconds``: then it is archived, or with ``on_expiry`` ``delete`` deleted. An
     archive is deleted after ``archive_ttl_seconds``. A thread with a quarter more checkpoints than ``checkpoints_max``
     is thinned down to it; ``thinning`` says what else goes; pending writes that nobody resumes from go after
-    ``pending_writes_seconds``. ``legal_hold`` keeps everything, whatever else is said; absent, it stays as it is.
+    ``pending_writes_seconds``. Checkpoints of a thread that stays move into segments when they were made, and written
+    to last, longer ago than ``checkpoints_idle_ttl_seconds``, but those that ``keep_hot`` names. ``legal_hold`` keeps
+    everything, whatever else is said; absent, it stays as it is.
     """
 
     idle_ttl_seconds: _RetentionSeconds | None = None
@@ -65,6 +67,8 @@ class RetentionPolicy(Request, omit_defaults=True):
     checkpoints_max: _RetentionCount | None = None
     thinning: RetentionThinning | None = None
     pending_writes_seconds: _RetentionSeconds | None = None
+    checkpoints_idle_ttl_seconds: _RetentionSeconds | None = None
+    keep_hot: RetentionThinning | None = None
     archive_storage_class: Word | None = None
     archive_ttl_seconds: _RetentionSeconds | None = None
     legal_hold: bool | None = None
@@ -78,6 +82,7 @@ class RetentionCeilings(Request, omit_defaults=True):
     done_ttl_seconds: _RetentionSeconds | None = None
     checkpoints_max: _RetentionCount | None = None
     pending_writes_seconds: _RetentionSeconds | None = None
+    checkpoints_idle_ttl_seconds: _RetentionSeconds | None = None
     archive_ttl_seconds: _RetentionSeconds | None = None
 
 
@@ -91,6 +96,8 @@ class EffectiveRetention(Response):
     checkpoints_max: int | None
     thinning: RetentionThinning | None
     pending_writes_seconds: int | None
+    checkpoints_idle_ttl_seconds: int | None
+    keep_hot: RetentionThinning | None
     archive_storage_class: str | None
     archive_ttl_seconds: int | None
     legal_hold: bool
@@ -147,9 +154,16 @@ class SavePolicies(Response):
 class RetentionStep(Response):
     """What becomes of a thread next: at ``at``, or as soon as a round comes by if that is past."""
 
-    action: Literal["archive", "delete", "expire", "thin"]
+    action: Literal["archive", "delete", "expire", "segment", "thin"]
     reason: Literal[
-        "idle_ttl", "absolute_ttl", "done_ttl", "archive_ttl", "checkpoints_max", "thinning", "pending_writes"
+        "idle_ttl",
+        "absolute_ttl",
+        "done_ttl",
+        "archive_ttl",
+        "checkpoints_idle_ttl",
+        "checkpoints_max",
+        "thinning",
+        "pending_writes",
     ]
     at: datetime
 
@@ -176,7 +190,7 @@ class RetentionForeseen(Response):
     ``checkpoints`` and ``pending_writes`` say how many would go.
     """
 
-    action: Literal["archive", "delete", "expire", "thin"]
+    action: Literal["archive", "delete", "expire", "segment", "thin"]
     threads: int
     bytes: int
     checkpoints: int

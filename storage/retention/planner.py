@@ -31,13 +31,18 @@ COUNT_MAX = 1_000_000_000
 QUIET_SECONDS = 3600
 
 OnExpiry = Literal["archive", "delete"]
-Action = Literal["archive", "delete", "expire", "thin"]
-Reason = Literal["idle_ttl", "absolute_ttl", "done_ttl", "archive_ttl", "checkpoints_max", "thinning", "pending_writes"]
-ACTIONS: tuple[Action, ...] = ("archive", "delete", "expire", "thin")
+Action = Literal["archive", "delete", "expire", "segment", "thin"]
+Reason = Literal[
+    "idle_ttl", "absolute_ttl", "done_ttl", "archive_ttl", "checkpoints_idle_ttl", "checkpoints_max", "thinning",
+    "pending_writes",
+]  # fmt: skip
+ACTIONS: tuple[Action, ...] = ("archive", "delete", "expire", "segment", "thin")
+# Checkpoints leave the database in groups of so many, or when one of them is twice as old as it may become.
+SEGMENT_CHECKPOINTS_MIN = 500
 
 
 class Thinning(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Which checkpoints stay when a thread is thinned; what none of these names goes.
+    """Which checkpoints stay when a thread is thinned, or when its older ones leave the database; all others go.
 
     ``every`` keeps those whose step is a multiple of it, ``keep_first`` and ``keep_last`` so many of the oldest and of
     the newest of each namespace, and ``keep_statuses`` those with one of these statuses.
@@ -60,7 +65,10 @@ class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
         checkpoints_max: The number of checkpoints that a thread with a quarter more is thinned down to, oldest first.
         thinning: The checkpoints that stay.
         pending_writes_seconds: The age at which pending writes go, of checkpoints that nobody resumes from.
-        archive_storage_class: The storage class of archives; None: the bucket's own.
+        checkpoints_idle_ttl_seconds: Seconds since a checkpoint was made and written to last, after which it moves into
+            a segment while its thread stays hot.
+        keep_hot: The checkpoints that stay in the database all the same.
+        archive_storage_class: The storage class of archives and segments; None: the bucket's own.
         archive_ttl_seconds: Seconds since the thread was archived, after which it is deleted.
         legal_hold: Whether nothing is removed, whatever else is said and whoever asks.
     """
@@ -72,6 +80,8 @@ class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     checkpoints_max: int | None = None
     thinning: Thinning | None = None
     pending_writes_seconds: int | None = None
+    checkpoints_idle_ttl_seconds: int | None = None
+    keep_hot: Thinning | None = None
     archive_storage_class: str | None = None
     archive_ttl_seconds: int | None = None
     legal_hold: bool | None = None
@@ -85,13 +95,15 @@ class Ceilings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     done_ttl_seconds: int | None = None
     checkpoints_max: int | None = None
     pending_writes_seconds: int | None = None
+    checkpoints_idle_ttl_seconds: int | None = None
     archive_ttl_seconds: int | None = None
 
 
 NO_POLICY = Policy()
 NO_CEILINGS = Ceilings()
 _TIMES = (
-    "idle_ttl_seconds", "absolute_ttl_seconds", "done_ttl_seconds", "pending_writes_seconds", "archive_ttl_seconds",
+    "idle_ttl_seconds", "absolute_ttl_seconds", "done_ttl_seconds", "pending_writes_seconds",
+    "checkpoints_idle_ttl_seconds", "archive_ttl_seconds",
 )  # fmt: skip
 
 
@@ -106,6 +118,8 @@ class Effective:
     checkpoints_max: int | None = None
     thinning: Thinning | None = None
     pending_writes_seconds: int | None = None
+    checkpoints_idle_ttl_seconds: int | None = None
+    keep_hot: Thinning | None = None
     archive_storage_class: str | None = None
     archive_ttl_seconds: int | None = None
     legal_hold: bool = False
@@ -126,6 +140,9 @@ class Facts:
         changed: Whether it, or what holds for it, changed since it was last thinned.
         checkpoints: The number that it has; None: they were not counted.
         writes_due: Whether it has pending writes that are older than the policy wants to keep.
+        old_checkpoints: The number of checkpoints behind its newest segment that are older than they may be and no
+            head.
+        has_overdue: Whether one of those is twice as old as it may be, and was not when it was last looked at.
     """
 
     tier: Tier
@@ -137,6 +154,8 @@ class Facts:
     changed: bool = True
     checkpoints: int | None = None
     writes_due: bool = False
+    old_checkpoints: int = 0
+    has_overdue: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +179,16 @@ def check_policy(policy: Policy, storage_classes: frozenset[str]) -> Policy:
         InvalidState: what is wrong, and where.
     """
     _check_bounds(policy)
-    thinning = policy.thinning
-    if thinning is not None:
-        if thinning == Thinning():
-            raise InvalidState("thinning that keeps nothing in particular means nothing: name what stays", "/thinning")
+    for field in ("thinning", "keep_hot"):
+        kept: Thinning | None = getattr(policy, field)
+        if kept is None:
+            continue
+        if kept == Thinning():
+            raise InvalidState("keeping nothing in particular means nothing: name what stays", f"/{field}")
         for name in ("every", "keep_first", "keep_last"):
-            count = getattr(thinning, name)
+            count = getattr(kept, name)
             if count is not None and not (1 if name == "every" else 0) <= count <= COUNT_MAX:
-                raise InvalidState("a count is a whole number that makes sense", f"/thinning/{name}")
+                raise InvalidState("a count is a whole number that makes sense", f"/{field}/{name}")
     wanted = policy.archive_storage_class
     if wanted is not None and wanted not in storage_classes:
         known = ", ".join(sorted(storage_classes))
@@ -275,8 +296,13 @@ def outlook(policy: Effective, facts: Facts) -> Plan | None:
 
 
 def may_thin(policy: Effective, facts: Facts) -> bool:
-    """Whether it is worth counting what a thread has: whether `plan` may say ``thin`` when that is known."""
+    """Whether `plan` may say ``thin`` when it is known what a thread has."""
     return policy.thins and not policy.legal_hold and facts.tier == "hot" and not facts.client_share
+
+
+def may_segment(policy: Effective, facts: Facts) -> bool:
+    """Whether `plan` may say ``segment`` when it is known what a thread has. A hold does not keep it from that."""
+    return policy.checkpoints_idle_ttl_seconds is not None and facts.tier == "hot" and not facts.client_share
 
 
 def too_many(policy: Effective, checkpoints: int | None) -> bool:
@@ -293,6 +319,22 @@ def plan(policy: Effective, facts: Facts, now: datetime) -> Plan | None:
     due = outlook(policy, facts)
     if due is not None and due.at <= now:
         return due
+    return _thinned(policy, facts) or _segmented(policy, facts)
+
+
+def _segmented(policy: Effective, facts: Facts) -> Plan | None:
+    """What moves into segments."""
+    seconds = policy.checkpoints_idle_ttl_seconds
+    if seconds is None or not may_segment(policy, facts):
+        return None
+    kept = 0 if policy.keep_hot is None else policy.keep_hot.keep_first + policy.keep_hot.keep_last
+    if facts.old_checkpoints < SEGMENT_CHECKPOINTS_MIN + kept and not facts.has_overdue:
+        return None
+    return Plan("segment", "checkpoints_idle_ttl", _after(facts.created_at, seconds))
+
+
+def _thinned(policy: Effective, facts: Facts) -> Plan | None:
+    """What is removed of a thread that stays."""
     if not may_thin(policy, facts):
         return None
     if facts.changed and too_many(policy, facts.checkpoints):

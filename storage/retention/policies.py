@@ -24,6 +24,7 @@ from msgspec import structs
 
 from crypto import KeyDestroyed
 from storage.administration.audit import LOCAL_ACTOR, Audit
+from storage.archive.segmenting import Moved, Segmenting
 from storage.blobs.store import STORAGE_CLASSES
 from storage.concurrency.turns import Pauses
 from storage.control.rows import ControlRows, Proof, policy_row
@@ -48,8 +49,10 @@ from storage.retention.planner import (
     Facts,
     Plan,
     Policy,
+    Thinning,
     check_ceilings,
     check_policy,
+    may_segment,
     may_thin,
     outlook,
     plan,
@@ -246,6 +249,20 @@ def rule_of(policy: Effective, now: datetime) -> ThinningRule:
     )
 
 
+def segment_rule_of(policy: Effective, now: datetime) -> ThinningRule:
+    """The rule that says which checkpoints move into segments under a policy, which has a time for it."""
+    kept = policy.keep_hot or Thinning()
+    since = now - timedelta(seconds=policy.checkpoints_idle_ttl_seconds or 0)
+    return ThinningRule(
+        every=kept.every,
+        keep_first=kept.keep_first,
+        keep_last=kept.keep_last,
+        keep_statuses=frozenset(kept.keep_statuses),
+        writes_since=since,
+        made_since=since,
+    )
+
+
 async def read_policies(
     transaction: Transaction, control: ControlRows, tenant_id: UUID, agents: Iterable[str | None]
 ) -> TenantPolicies:
@@ -320,13 +337,13 @@ def glance(
         changed=thinned_until is None or touched >= thinned_until,
     )
     due = plan(policy, facts, row.present if now is None else now)
-    ended = due is not None and due.action != "thin"
+    ended = due is not None and due.action not in {"segment", "thin"}
     window = policy.pending_writes_seconds
     # A write that became due since the last time was written when the thread was touched, at the latest.
     aged = window is not None and (
         thinned_until is None or touched + timedelta(seconds=window) >= thinned_until or facts.changed
     )
-    counts = not ended and may_thin(policy, facts) and (facts.changed or aged)
+    counts = not ended and ((may_thin(policy, facts) and (facts.changed or aged)) or may_segment(policy, facts))
     return Examined(row, policy, facts, due), counts
 
 
@@ -336,12 +353,27 @@ async def count(
     """Examine a thread by its other rows as well; as `glance`."""
     now = seen.row.present if now is None else now
     window = timedelta(seconds=seen.policy.pending_writes_seconds or 0)
-    since = _BEGINNING if thinned_until is None or seen.facts.changed else thinned_until - window
+    looked_at = None if seen.facts.changed else thinned_until
+    since = _BEGINNING if looked_at is None else looked_at - window
+    idle = seen.policy.checkpoints_idle_ttl_seconds
+    ttl = None if idle is None else timedelta(seconds=idle)
     counts = await transaction.fetch_only(
-        sql.COUNTS_OF, thread_id=seen.row.thread_id, written_before=now - window, written_since=since
+        sql.COUNTS_OF,
+        thread_id=seen.row.thread_id,
+        written_before=now - window,
+        written_since=since,
+        made_before=None if ttl is None else now - ttl,
+        overdue_before=None if ttl is None else now - 2 * ttl,
+        overdue_since=_BEGINNING if looked_at is None or ttl is None else looked_at - 2 * ttl,
     )
     due = seen.policy.pending_writes_seconds is not None and counts.writes_due
-    facts = replace(seen.facts, checkpoints=counts.checkpoints, writes_due=due)
+    facts = replace(
+        seen.facts,
+        checkpoints=counts.checkpoints,
+        writes_due=due,
+        old_checkpoints=counts.old_checkpoints,
+        has_overdue=counts.has_overdue,
+    )
     return Examined(seen.row, seen.policy, facts, plan(seen.policy, facts, now))
 
 
@@ -392,11 +424,28 @@ async def put_own(transaction: Transaction, control: ControlRows, scope: Scope, 
 class RetentionPolicies:
     """The verbs on policies."""
 
-    def __init__(self, unit_of_work: UnitOfWork, audit: Audit, pruning: Pruning, control: ControlRows) -> None:
+    def __init__(
+        self,
+        unit_of_work: UnitOfWork,
+        audit: Audit,
+        pruning: Pruning,
+        segmenting: Segmenting,
+        control: ControlRows,
+    ) -> None:
         self._unit_of_work = unit_of_work
         self._audit = audit
         self._pruning = pruning
+        self._segmenting = segmenting
         self._control = control
+
+    async def _require_segments(self, bounds: Policy | Ceilings) -> None:
+        """Return if what is said can be read by every process there is.
+
+        Raises:
+            FeatureOff: An older build may run, which does not know what is said of segments.
+        """
+        if bounds.checkpoints_idle_ttl_seconds is not None or (isinstance(bounds, Policy) and bounds.keep_hot):
+            await self._segmenting.require_feature()
 
     async def delay(self, scope: TenantScope, seconds: float) -> None:
         """Let no round begin for so many seconds; one that is under way goes on."""
@@ -434,6 +483,7 @@ class RetentionPolicies:
         """
         check_policy(policy, STORAGE_CLASSES)
         await self._control.ready()
+        await self._require_segments(policy)
         level, target = (TENANT_LEVEL, "") if agent is None else (AGENT_LEVEL, check_id(agent, "agent"))
         tenant_id = scope.tenant_id
         async with self._unit_of_work.begin(scope) as transaction:
@@ -541,6 +591,7 @@ class RetentionPolicies:
         """
         check_policy(policy, STORAGE_CLASSES)
         await self._control.ready()
+        await self._require_segments(policy)
 
         async def attempt() -> ThreadRetention:
             async with self._unit_of_work.begin(scope) as transaction:
@@ -620,6 +671,7 @@ class RetentionPolicies:
         """
         check_ceilings(ceilings)
         await self._control.ready()
+        await self._require_segments(ceilings)
         body = _encoder(ceilings)
         async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
             if await transaction.fetch_one(ONE_TENANT, wanted=tenant_id) is None:
@@ -694,7 +746,7 @@ class RetentionPolicies:
                     hot.setdefault(row.subject_id, []).append(seen)
                 else:
                     _foresee(page, seen, seen.row.size_bytes or 0)
-            if seen.plan is not None and seen.plan.action == "thin" and time.monotonic() > until:
+            if seen.plan is not None and seen.plan.action in {"segment", "thin"} and time.monotonic() > until:
                 break
         await self._weigh(page, scope, hot)
         if threads and (page.threads < len(threads) or len(threads) == rows):
@@ -712,6 +764,11 @@ class RetentionPolicies:
             size = {row.thread_id: row.bytes for row in rows}
             for each in seen:
                 thread_id = each.row.thread_id
+                if each.plan is not None and each.plan.action == "segment":
+                    moved = await self._segmented(subject, each, page.now)
+                    part = moved.checkpoints / max(each.facts.checkpoints or 0, 1)
+                    _foresee(page, each, int(size[thread_id] * min(part, 1.0)), moved)
+                    continue
                 if each.plan is None or each.plan.action != "thin":
                     _foresee(page, each, size[thread_id])
                     continue
@@ -725,6 +782,14 @@ class RetentionPolicies:
             return await self._pruning.preview(scope, seen.row.thread_id, rule_of(seen.policy, now))
         except (StorageError, KeyDestroyed):  # it is damaged, or was removed meanwhile: a round would leave it, too
             return Removal(threads=0, checkpoints=0, pending_writes=0)
+
+    async def _segmented(self, scope: Scope, seen: Examined, now: datetime) -> Removal:
+        """What would leave the database; nothing of it would be removed."""
+        try:
+            moved = await self._segmenting.preview(scope, seen.row.thread_id, segment_rule_of(seen.policy, now))
+        except (StorageError, KeyDestroyed):  # as `_thinned`
+            moved = Moved()
+        return Removal(threads=0, checkpoints=moved.checkpoints, pending_writes=moved.pending_writes)
 
 
 def _without_hold(seen: Examined, now: datetime) -> Plan | None:

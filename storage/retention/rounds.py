@@ -39,6 +39,7 @@ from storage.encoding import decode_json, encode_json
 from storage.errors import (
     ArchiveUnavailable,
     ClientShareRequired,
+    FeatureOff,
     IntegrityFailure,
     LegalHold,
     QuotaExceeded,
@@ -58,6 +59,7 @@ from storage.retention.policies import (
     own_of,
     read_policies,
     rule_of,
+    segment_rule_of,
 )
 from storage.scope import OperatorScope, Scope, TenantListing, TenantScope
 from storage.statements.rules import retention as sql
@@ -91,7 +93,9 @@ _ROUND_ACTION = "retention.round"
 Outcome = Literal["done", "gone", "held", "left", "unavailable", "failed"]
 
 # Somebody is at work on the thread, or something that everybody needs is out of reach: the next round tries again.
-_NOT_NOW = (Unavailable, BlobUnavailable, KeyUnavailable, ThreadActive, ThreadArchived, QuotaExceeded)
+_NOT_NOW = (
+    Unavailable, BlobUnavailable, KeyUnavailable, ThreadActive, ThreadArchived, QuotaExceeded, FeatureOff,
+)  # fmt: skip
 _OUT_OF_REACH = (Unavailable, BlobUnavailable, KeyUnavailable)
 
 
@@ -100,8 +104,9 @@ class Round(Tally):
     """What rounds did.
 
     ``tenants`` came to the end of their round. ``expired`` threads were deleted from the archive, ``deleted`` ones were
-    hot. ``checkpoints`` and ``pending_writes`` were removed by thinning. ``bytes`` is the size of envelopes that
-    archiving took from the database, and of objects that expired. ``held`` threads are under a legal hold. ``left``
+    hot. Of ``segmented`` threads older checkpoints moved into segments. ``checkpoints`` and ``pending_writes`` were
+    removed by thinning. ``bytes`` is the size of envelopes that archiving and moving took from the database, and of
+    objects that expired. ``held`` threads are under a legal hold. ``left``
     acts could not be done now, ``failed`` ones cannot be done, because what they are about is damaged.
     """
 
@@ -111,6 +116,7 @@ class Round(Tally):
     deleted: int = 0
     expired: int = 0
     thinned: int = 0
+    segmented: int = 0
     checkpoints: int = 0
     pending_writes: int = 0
     bytes: int = 0
@@ -440,7 +446,7 @@ class Retaining(Rounds[Round, RetentionCensus]):
             round_.failed += outcome == "failed"
             progress.leave(seen.plan)
             progress.again |= outcome == "left"
-            progress.unfinished |= outcome == "left" and seen.plan.action == "thin"
+            progress.unfinished |= outcome == "left" and seen.plan.action in {"segment", "thin"}
 
     async def _outcome(self, lease: _Lease, round_: Round, scope: Scope, thread_id: str, seen: Examined) -> Outcome:
         try:
@@ -489,7 +495,22 @@ class Retaining(Rounds[Round, RetentionCensus]):
             await self._acts.threads.delete(scope, thread_id, guard=self._still_due(scope, thread_id, seen))
             round_.deleted += 1
             return True
+        if due.action == "segment":
+            return await self._segment(round_, scope, thread_id, seen)
         return await self._thin(round_, scope, thread_id, seen)
+
+    async def _segment(self, round_: Round, scope: Scope, thread_id: str, seen: Examined) -> bool:
+        moved = await self._acts.archives.segmenting.move(
+            scope,
+            thread_id,
+            segment_rule_of(seen.policy, seen.row.present),
+            actor=GATEWAY_ACTOR,
+            storage_class=seen.policy.archive_storage_class,
+            guard=self._still_said(scope, thread_id, seen),
+        )
+        round_.segmented += moved.segments > 0
+        round_.bytes += moved.hot_bytes
+        return moved.segments > 0
 
     def _still_due(self, scope: Scope, thread_id: str, seen: Examined) -> Guard:
         """Ask under the thread's lock whether the act is still due by the policies of this moment, and record it.

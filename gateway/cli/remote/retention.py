@@ -18,6 +18,7 @@ from gateway.cli.parameters import STATUSES, UNIT_SECONDS, Command, seconds_of
 
 _PAGE_THREADS = 500
 _THINNING = ("every", "keep_first", "keep_last", "keep_statuses")
+_KEEP_HOT = tuple(f"hot_{name}" for name in _THINNING)
 
 
 class _OrNone(click.ParamType[Any]):
@@ -60,6 +61,12 @@ _CAPPED = (
         type=_PERIOD,
         help="How long pending writes that nobody resumes from stay, or none.",
     ),
+    click.option(
+        "--checkpoints-idle-ttl",
+        "checkpoints_idle_ttl_seconds",
+        type=_PERIOD,
+        help="When older checkpoints of a thread that stays move into segments, or none.",
+    ),
     click.option("--archive-ttl", "archive_ttl_seconds", type=_PERIOD, help="How long archives stay, or none."),
 )
 _MORE = (
@@ -77,6 +84,16 @@ _MORE = (
         multiple=True,
         type=click.Choice(STATUSES),
         help="Thinning keeps checkpoints with this status; repeatable.",
+    ),
+    click.option("--hot-every", type=_COUNT, help="Of old checkpoints, steps that are a multiple stay hot, or none."),
+    click.option("--hot-first", "hot_keep_first", type=_COUNT, help="Of old checkpoints, so many of the oldest."),
+    click.option("--hot-last", "hot_keep_last", type=_COUNT, help="Of old checkpoints, so many of the newest."),
+    click.option(
+        "--hot-status",
+        "hot_keep_statuses",
+        multiple=True,
+        type=click.Choice(STATUSES),
+        help="Of old checkpoints, those with this status; repeatable.",
     ),
     click.option("--archive-class", "archive_storage_class", metavar="CLASS", help="Such as GLACIER_IR, or none."),
 )
@@ -105,19 +122,21 @@ def _whose(agent: str | None, thread_id: str | None) -> list[str]:
 def _changed(policy: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """A policy with what was named on the command line instead of what it said."""
     changed = {name: value for name, value in policy.items() if value is not None}
-    thinning = dict(changed.pop("thinning", None) or {})
-    for name, value in options.items():
+    kept = {field: dict(changed.pop(field, None) or {}) for field in ("thinning", "keep_hot")}
+    for option, value in options.items():
         if value is None or value == ():
             continue
-        target = thinning if name in _THINNING else changed
+        target, name = changed, option
+        if option in _THINNING:
+            target = kept["thinning"]
+        elif option in _KEEP_HOT:
+            target, name = kept["keep_hot"], option.removeprefix("hot_")
         if value == "none":
             target.pop(name, None)
         else:
             target[name] = list(value) if isinstance(value, tuple) else value
     # A bound of zero says nothing.
-    if any(thinning.values()):
-        changed["thinning"] = thinning
-    return changed
+    return changed | {field: said for field, said in kept.items() if any(said.values())}
 
 
 def _period(seconds: int) -> str:

@@ -290,10 +290,15 @@ FACTS_OF = Statement(
 
 
 class ThreadCounts(Struct, frozen=True):
-    """How many checkpoints a thread has, and whether any of its pending writes is due."""
+    """How many checkpoints a thread has, whether any of its pending writes is due, and which checkpoints are old.
+
+    ``old_checkpoints`` are behind its newest segment, and no head; ``has_overdue``: one is older still.
+    """
 
     checkpoints: int
     writes_due: bool
+    old_checkpoints: int
+    has_overdue: bool
 
 
 # What takes more than the thread's own row; heads keep their pending writes.
@@ -310,7 +315,21 @@ SELECT
               w.created_at) >= :written_since
           AND NOT EXISTS (SELECT FROM stateroom.heads h WHERE h.tenant_id = :tenant_id AND h.subject_id = :subject_id
               AND h.thread_id = :thread_id AND h.namespace = w.namespace AND h.head_id = w.checkpoint_id)
-    ) AS writes_due
+    ) AS writes_due,
+    old.count AS old_checkpoints, old.has_overdue
+FROM (
+    SELECT count(*) AS count, coalesce(bool_or(
+        c.created_at < :overdue_before AND c.created_at >= :overdue_since), false) AS has_overdue
+    FROM stateroom.checkpoints c
+    WHERE :made_before::timestamptz IS NOT NULL
+      AND c.tenant_id = :tenant_id AND c.subject_id = :subject_id AND c.thread_id = :thread_id
+      AND c.created_at < :made_before
+      AND c.checkpoint_id > coalesce((SELECT max(a.last_id) FROM stateroom.archives a
+          WHERE a.tenant_id = :tenant_id AND a.subject_id = :subject_id AND a.thread_id = :thread_id
+            AND a.segment > 0), '')
+      AND NOT EXISTS (SELECT FROM stateroom.heads h WHERE h.tenant_id = :tenant_id AND h.subject_id = :subject_id
+          AND h.thread_id = :thread_id AND h.namespace = c.namespace AND h.head_id = c.checkpoint_id)
+) old
 """,
     ThreadCounts,
 )
