@@ -16,6 +16,7 @@ from storage.concurrency.turns import Pauses
 from storage.encoding import encode_msgpack
 from storage.errors import IntegrityFailure, RollbackDetected
 from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
+from storage.format.cold.segment import ColdSums
 from storage.format.record import (
     CheckpointRow,
     MemberRow,
@@ -26,7 +27,6 @@ from storage.format.record import (
     open_thread,
     open_thread_seal,
 )
-from storage.format.segment import ColdSums
 from storage.format.token import ThreadToken, incarnation_tag, removal_mac, thread_tag
 from storage.model import HistoryQuery
 from storage.postgres.unit_of_work import Transaction

@@ -26,8 +26,9 @@ from storage.access.completeness import (
     open_own_head,
 )
 from storage.errors import IntegrityFailure
-from storage.format.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, TAGS, StoredRow, row_of
 from storage.format.chain import LiveSet
+from storage.format.cold.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, TAGS, StoredRow, row_of
+from storage.format.cold.segment import ColdSums
 from storage.format.pieces import unpack_ids
 from storage.format.record import (
     CheckpointRow,
@@ -38,7 +39,6 @@ from storage.format.record import (
     open_thread_seal,
     open_write,
 )
-from storage.format.segment import ColdSums
 from storage.ledger.ledger import pack_named_ids, unpack_named_ids
 from storage.statements.threads.archives import ENVELOPES, SizedThreadRow
 from storage.statements.threads.threads import HeadRow

@@ -51,7 +51,7 @@ from storage.errors import (
     ThreadArchived,
     ThreadNotFound,
 )
-from storage.format.archive import (
+from storage.format.cold.archive import (
     CHECKPOINTS,
     CHUNKS,
     PENDING_WRITES,

@@ -48,7 +48,7 @@ from storage.errors import (
     ThreadNotFound,
     Unavailable,
 )
-from storage.format.archive import (
+from storage.format.cold.archive import (
     CHECKPOINTS,
     CHUNKS,
     PENDING_WRITES,
@@ -59,10 +59,10 @@ from storage.format.archive import (
     Stub,
     ThreadRows,
 )
+from storage.format.cold.segment import ColdSums, ListedCheckpoint, SegmentList
 from storage.format.pieces import unpack_ids
 from storage.format.pointer import BlobPointer
 from storage.format.record import open_thread_seal
-from storage.format.segment import ColdSums, ListedCheckpoint, SegmentList
 from storage.ledger.ledger import NewBlob, Settlement, new_blob_id
 from storage.ledger.streams import BlobWriter, Budget
 from storage.postgres.unit_of_work import Transaction

@@ -18,6 +18,7 @@ from storage.concurrency.room import taking
 from storage.concurrency.turns import Pauses
 from storage.errors import ClientShareRequired, ClientShareWrong, IntegrityFailure
 from storage.format.chain import NO_WRITES, LiveSet, ThreadSeal
+from storage.format.cold.segment import ColdSums
 from storage.format.record import (
     CheckpointRow,
     OpenedCheckpoint,
@@ -28,7 +29,6 @@ from storage.format.record import (
     open_checkpoint,
     open_thread_seal,
 )
-from storage.format.segment import ColdSums
 from storage.ledger.ledger import LiveBlob
 from storage.model import Checkpoint, HistoryQuery, Page
 from storage.postgres.unit_of_work import Transaction

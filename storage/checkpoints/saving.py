@@ -54,6 +54,7 @@ from storage.errors import (
     Unfinished,
 )
 from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
+from storage.format.cold.segment import ColdSums
 from storage.format.ids import mint_checkpoint_id
 from storage.format.manifest import ChannelRecord, CheckpointColumns, Manifest
 from storage.format.pieces import LEAF, Cutter, is_long_to_cut, look_up_own, tail_ids
@@ -69,7 +70,6 @@ from storage.format.record import (
     seal_head,
     seal_thread,
 )
-from storage.format.segment import ColdSums
 from storage.format.token import ThreadToken
 from storage.model import FullState, Patch, Save, Saved
 from storage.postgres.unit_of_work import Transaction

@@ -24,6 +24,7 @@ from storage.checkpoints.piece_rows import sealed_pieces
 from storage.concurrency.computing import compute
 from storage.errors import IntegrityFailure, InvalidState, LostRaceError, PieceUnknown, ThreadArchived, Unfinished
 from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
+from storage.format.cold.segment import ColdSums
 from storage.format.leaves import Pointer
 from storage.format.manifest import FORMAT, WriteColumns, WriteRecord
 from storage.format.pieces import Cutter, Piece, is_long_to_cut
@@ -36,7 +37,6 @@ from storage.format.record import (
     seal_thread,
     seal_write,
 )
-from storage.format.segment import ColdSums
 from storage.format.token import ThreadToken
 from storage.model import NewWrite, TaskWrites, WritesReceipt
 from storage.postgres.unit_of_work import Transaction

@@ -29,9 +29,9 @@ from storage.administration.jobs import MORE, Lease, Slice, outlasting_refusals
 from storage.encoding import decode_json, encode_json
 from storage.errors import IntegrityFailure, NotFound
 from storage.format.chain import head_location, thread_location
+from storage.format.cold.segment import cold_location
 from storage.format.key_versions import check_key_version
 from storage.format.manifest import chunk_location
-from storage.format.segment import cold_location
 from storage.key_lifecycle.parts import Parts
 from storage.ledger.reseal import BlobPosition, reseal_blobs
 from storage.postgres.clock import NOW

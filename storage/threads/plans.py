@@ -27,6 +27,7 @@ from storage.access.completeness import (
 from storage.access.sealing import Sealing
 from storage.errors import ThreadArchived
 from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
+from storage.format.cold.segment import ColdSums
 from storage.format.pieces import unpack_ids
 from storage.format.record import (
     MemberRow,
@@ -36,7 +37,6 @@ from storage.format.record import (
     open_thread_seal,
     seal_thread,
 )
-from storage.format.segment import ColdSums
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
 from storage.statements.threads import pruning as sql

@@ -14,8 +14,8 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from storage.errors import IntegrityFailure
-from storage.format.archive import StoredRow, ThreadRows, row_of
 from storage.format.chain import NO_WRITES, LiveSet
+from storage.format.cold.archive import StoredRow, ThreadRows, row_of
 from storage.format.record import CheckpointRow, MemberRow, PieceRow, WriteRow
 from storage.model import HistoryQuery
 from storage.statements.threads.tags import COUNTED_MAX, TagUse

@@ -18,7 +18,7 @@ from crypto import Sealer, SecretKey
 from storage.blobs.keyspace import BlobLocation
 from storage.blobs.store import THAW_SECONDS, BlobFrozen, BlobNotFound, BlobStore
 from storage.errors import ArchiveUnavailable, IntegrityFailure, ThreadArchived
-from storage.format.archive import (
+from storage.format.cold.archive import (
     CHECKPOINTS,
     CHUNKS,
     PENDING_WRITES,

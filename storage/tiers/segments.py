@@ -16,9 +16,9 @@ from uuid import UUID
 from crypto import Sealer
 from storage.errors import IntegrityFailure, ThreadArchived
 from storage.format.chain import LiveSet
+from storage.format.cold.segment import ColdSums, ListedCheckpoint, SegmentList
 from storage.format.pieces import unpack_ids
 from storage.format.record import CheckpointRow, MemberRow, PieceRow, WriteRow
-from storage.format.segment import ColdSums, ListedCheckpoint, SegmentList
 from storage.model import HistoryQuery
 from storage.postgres.unit_of_work import Transaction
 from storage.statements.threads import archives as sql

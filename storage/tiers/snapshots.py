@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
-from storage.format.segment import ColdSums
+from storage.format.cold.segment import ColdSums
 from storage.postgres.unit_of_work import Transaction
 from storage.statements.threads import checkpoints as sql
 from storage.statements.threads import threads as threads_sql

@@ -14,9 +14,9 @@ from uuid import UUID
 
 from crypto import Sealer
 from storage.errors import IntegrityFailure, LostRaceError, RestoreNeeded
-from storage.format.archive import Stub
+from storage.format.cold.archive import Stub
+from storage.format.cold.segment import ColdSums
 from storage.format.record import open_thread_seal
-from storage.format.segment import ColdSums
 from storage.ledger.streams import Budget
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.scope import Scope

@@ -31,11 +31,11 @@ from storage.archive.check import ArchiveCheck, ArchiveContents
 from storage.collection.accepted_losses import AcceptedLosses
 from storage.collection.blobs import BlobDamage, damage_of_subject, damage_of_thread
 from storage.errors import IntegrityFailure, ThreadArchived, ThreadNotFound
-from storage.format.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, Stub
 from storage.format.chain import HeadSeal, LiveSet, ThreadSeal
+from storage.format.cold.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, Stub
+from storage.format.cold.segment import ColdSums, SegmentList
 from storage.format.pieces import unpack_ids
 from storage.format.record import OpenedWrite, PieceReader, open_head, open_thread_seal, open_write
-from storage.format.segment import ColdSums, SegmentList
 from storage.format.token import incarnation_tag, removal_mac, thread_tag
 from storage.ledger.ledger import BlobLedger
 from storage.model import Page

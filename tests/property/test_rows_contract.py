@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.errors import IntegrityFailure
-from storage.format.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, TAGS, ThreadRows
+from storage.format.cold.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, TAGS, ThreadRows
 from storage.model import HistoryQuery
 from storage.scope import Scope
 from storage.service import Store

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from storage.format.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, TABLES, TAGS, Stub
+from storage.format.cold.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, TABLES, TAGS, Stub
 from storage.model import HistoryQuery
 from storage.postgres.statement import Statement, columns
 from storage.postgres.tables import metadata

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from storage.errors import CheckpointExists
-from storage.format.archive import row_of
+from storage.format.cold.archive import row_of
 from storage.format.leaves import OFFLOAD_BYTES_MIN
 from storage.format.pieces import ELEMENTS, SEGMENT, Piece, PieceList, list_bounds
 from storage.format.record import (

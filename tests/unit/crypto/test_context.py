@@ -49,6 +49,7 @@ def test_the_bytes_of_every_kind_are_frozen() -> None:
         "POINTER": 0x14,
         "HEAD": 0x15,
         "IDEMPOTENCY": 0x16,
+        "SEGMENT": 0x17,
         "BLOB_PART": 0x20,
         "SUBJECT_KEY": 0x30,
         "TENANT_KEY": 0x31,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from crypto import Kind, Sealer, SecretKey, SubjectKeys
 from storage.errors import IntegrityFailure
-from storage.format import archive
-from storage.format.archive import (
+from storage.format.cold import archive
+from storage.format.cold.archive import (
     CHECKPOINTS,
     CHUNKS,
     MAGIC,

@@ -8,9 +8,9 @@ import pytest
 
 from crypto import Sealer, SecretKey, SubjectKeys
 from storage.errors import IntegrityFailure
-from storage.format.archive import ArchiveRecord, Stub
 from storage.format.chain import LiveSet
-from storage.format.segment import ColdSums, ListedCheckpoint, SegmentList
+from storage.format.cold.archive import ArchiveRecord, Stub
+from storage.format.cold.segment import ColdSums, ListedCheckpoint, SegmentList
 
 AT = datetime(2026, 11, 25, 4, 5, 6, 789012, tzinfo=UTC)
 SEALER = Sealer(UUID(int=1), UUID(int=2), "user", SubjectKeys({1: SecretKey(b"1" * 32)}, 1, SecretKey(b"2" * 32)))

@@ -1,6 +1,6 @@
 """What stays in the database of checkpoints that moved into segments: a list for each segment, and one row of sums.
 
-A **segment** is an archive (`storage.format.archive`) of some checkpoints of a thread that stays hot: those of one
+A **segment** is an archive (`storage.format.cold.archive`) of some checkpoints of a thread that stays hot: those of one
 range of ids, of all namespaces. The seals of the thread and of its heads count them as before. So a thread with
 segments has its **cold sums** beside its seal: hot rows and cold sums together are what the seals say. The **list** of
 a segment says which checkpoints are in its object, and how much they count. docs/formats/segment.md is the same in
@@ -28,7 +28,7 @@ _NUMBER_BYTES: Final = 4
 
 
 class Segment(Protocol):
-    """Which object has which range of a thread's checkpoint ids; `storage.format.archive.Stub` has the words."""
+    """Which object has which range of a thread's checkpoint ids; `storage.format.cold.archive.Stub` has the words."""
 
     @property
     def thread_id(self) -> str: ...  # noqa: D102
