@@ -10,8 +10,11 @@ import pytest
 
 from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
+from storage.clock import ManualClock
+from storage.control.features import SEGMENTS
 from storage.control.rows import policy_row
 from storage.errors import (
+    FeatureOff,
     InvalidState,
     LegalHold,
     RetentionPoliciesExceeded,
@@ -27,8 +30,9 @@ from storage.statements.rules import retention as retention_sql
 from storage.threads.holds import refuse_held
 from storage.threads.verbs import Threads
 from tests.support.archive_rows import fill, fsck, moved, opened
+from tests.support.features import switch_on
 from tests.support.passing_time import PassingTime
-from tests.support.states import load, save, state, write
+from tests.support.states import history, load, save, state, write
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR, DAY = 3600, 86_400
@@ -806,3 +810,57 @@ async def test_a_page_of_a_round_reads_its_own_rows_and_no_others(store, scope, 
     [threads] = [node for node in nodes if node.get("Relation Name") == "threads"]
     assert (threads["Node Type"], threads["Actual Rows"]) == ("Index Scan", 100)
     assert "ROW(subject_id, thread_id) >" in threads["Index Cond"]
+
+
+# --- checkpoints that leave while their thread stays -----------------------------------------------------------------
+
+
+async def grown(database, root_key, bucket, scope, days_ago, count):
+    """Save checkpoints of t1 as a gateway did so many days ago."""
+    then = ManualClock(datetime.now(UTC) - timedelta(days=days_ago))
+    async with opened(database, root_key, archive=bucket, clock=then) as store:
+        return [
+            (await save(store, scope, content=state(n=number, d=days_ago))).checkpoint_id for number in range(count)
+        ]
+
+
+async def test_older_checkpoints_of_a_thread_that_is_used_leave_the_database_and_are_read_on(
+    database, root_key, scope, tenant, admin, clock
+):
+    bucket = MemoryBlobStore()
+    ids = await grown(database, root_key, bucket, scope, 90, 6)
+    ids += await grown(database, root_key, bucket, scope, 10, 3)
+    async with opened(database, root_key, archive=bucket, clock=clock) as store:
+        await switch_on(store, SEGMENTS)
+        policy = Policy(checkpoints_idle_ttl_seconds=30 * DAY, keep_hot=Thinning(keep_first=1))
+        await store.retention_policies.put(tenant, None, policy)
+        page = await store.retention_policies.preview(tenant)
+        assert (page.actions["segment"].threads, page.actions["segment"].checkpoints) == (1, 5)
+        assert (await perform(store, clock, tenant))["segmented"] == 1
+        stored = await moved(admin, scope)
+        assert {row["checkpoint_id"] for row in stored["checkpoints"]} == {ids[0], *ids[6:]}
+        assert [each.checkpoint_id for each in await history(store, scope, thread_id="t1")] == ids[::-1]
+        assert "segmented" not in await perform(store, clock, tenant)
+        assert (await store.verification.subject(scope)).findings == []
+        assert ("segment.archive", f'thread:["{scope.subject_id}","t1"]') in await said(store, tenant)
+
+
+async def test_held_checkpoints_move_and_none_is_removed(database, root_key, scope, tenant, clock):
+    bucket = MemoryBlobStore()
+    ids = await grown(database, root_key, bucket, scope, 90, 4)
+    async with opened(database, root_key, archive=bucket, clock=clock) as store:
+        await switch_on(store, SEGMENTS)
+        policy = Policy(checkpoints_idle_ttl_seconds=30 * DAY, legal_hold=True)
+        await store.retention_policies.put(tenant, None, policy)
+        assert (await perform(store, clock, tenant))["segmented"] == 1
+        assert [each.checkpoint_id for each in await history(store, scope, thread_id="t1")] == ids[::-1]
+        with pytest.raises(LegalHold):
+            await store.threads.delete(scope, "t1")
+
+
+async def test_nothing_is_said_of_segments_while_an_older_build_may_run(store, tenant, admin):
+    await admin.execute("DELETE FROM stateroom.deployment_features WHERE feature = $1", SEGMENTS.name)
+    for policy in (Policy(checkpoints_idle_ttl_seconds=DAY), Policy(keep_hot=Thinning(keep_last=1))):
+        with pytest.raises(FeatureOff):
+            await store.retention_policies.put(tenant, None, policy)
+    assert (await store.retention_policies.get(tenant)).tenant.policy == Policy()

@@ -12,6 +12,7 @@ from storage.retention.planner import (
     NO_POLICY,
     QUIET_SECONDS,
     SECONDS_MAX,
+    SEGMENT_CHECKPOINTS_MIN,
     Ceilings,
     Effective,
     Facts,
@@ -127,6 +128,37 @@ def test_a_thread_that_ends_is_not_thinned_first():
     assert plan(policy, hot(checkpoints=1000), NOW).action == "archive"
 
 
+COOL = Policy(checkpoints_idle_ttl_seconds=30 * DAY, keep_hot=Thinning(keep_last=20, keep_first=1))
+
+
+def test_old_checkpoints_move_in_groups_or_when_one_is_twice_as_old():
+    policy = resolve([COOL])
+    few, many = SEGMENT_CHECKPOINTS_MIN + 20, SEGMENT_CHECKPOINTS_MIN + 21
+    assert plan(policy, hot(old_checkpoints=few), NOW) is None
+    moved = plan(policy, hot(old_checkpoints=many), NOW)
+    assert (moved.action, moved.reason) == ("segment", "checkpoints_idle_ttl")
+    assert plan(policy, hot(old_checkpoints=1, has_overdue=True), NOW).action == "segment"
+    assert plan(resolve([]), hot(old_checkpoints=many, has_overdue=True), NOW) is None
+    for facts in (archived(old_checkpoints=many), hot(old_checkpoints=many, client_share=True)):
+        assert plan(policy, facts, NOW) is None
+
+
+def test_a_hold_keeps_no_checkpoint_from_moving_and_what_is_thinned_is_thinned_first():
+    held = resolve([COOL, Policy(legal_hold=True)])
+    assert plan(held, hot(has_overdue=True), NOW).action == "segment"
+    both = resolve([COOL, Policy(checkpoints_max=10)])
+    assert plan(both, hot(has_overdue=True, checkpoints=99), NOW).action == "thin"
+    assert plan(both, hot(has_overdue=True, checkpoints=9), NOW).action == "segment"
+
+
+def test_moving_checkpoints_removes_nothing_and_a_ceiling_makes_it_due():
+    assert not removes(COOL)
+    assert not removes_sooner(resolve([]), resolve([COOL]))
+    capped = resolve([], Ceilings(checkpoints_idle_ttl_seconds=DAY))
+    assert capped.checkpoints_idle_ttl_seconds == DAY
+    assert resolve([COOL], Ceilings(checkpoints_idle_ttl_seconds=DAY)).checkpoints_idle_ttl_seconds == DAY
+
+
 def test_the_most_specific_level_wins_field_by_field():
     tenant = Policy(idle_ttl_seconds=1, absolute_ttl_seconds=2, on_expiry="delete", thinning=Thinning(every=2))
     agent = Policy(idle_ttl_seconds=10, done_ttl_seconds=20, archive_storage_class="GLACIER")
@@ -180,6 +212,9 @@ def test_ceilings_cap_what_is_said_and_what_nobody_said():
         (Policy(thinning=Thinning()), "/thinning"),
         (Policy(thinning=Thinning(every=0)), "/thinning/every"),
         (Policy(thinning=Thinning(keep_last=-1)), "/thinning/keep_last"),
+        (Policy(checkpoints_idle_ttl_seconds=0), "/checkpoints_idle_ttl_seconds"),
+        (Policy(keep_hot=Thinning()), "/keep_hot"),
+        (Policy(keep_hot=Thinning(keep_first=-1)), "/keep_hot/keep_first"),
         (Policy(archive_storage_class="FREEZER"), "/archive_storage_class"),
     ],
 )
@@ -198,6 +233,8 @@ def test_what_can_be_said_is_accepted():
         checkpoints_max=1,
         thinning=Thinning(every=1, keep_first=1, keep_last=1, keep_statuses=("failed",)),
         pending_writes_seconds=1,
+        checkpoints_idle_ttl_seconds=1,
+        keep_hot=Thinning(every=1, keep_first=1, keep_last=1, keep_statuses=("failed",)),
         archive_storage_class="GLACIER",
         archive_ttl_seconds=1,
         legal_hold=True,

@@ -25,3 +25,19 @@ def test_a_round_is_begun_and_whoever_said_nothing_is_told_so(command, gateway):
     assert "as soon as a process is free" in outcome.err
     gateway.answer({"state": "none"}, 202)
     assert "there is nothing to do" in command("retention", "run").err
+
+
+def test_what_stays_hot_is_said_apart_from_what_thinning_keeps(command, gateway):
+    said = {"checkpoints_idle_ttl_seconds": 86_400, "keep_hot": {"keep_last": 3}, "thinning": {"every": 2}}
+    answer = {"agent": None, "effective": None, "agents": [], "ceilings": {}, "damaged": [], "updated_at": None}
+    gateway.answer(answer | {"policy": said})
+    gateway.answer(answer | {"policy": said})
+    outcome = command(
+        "retention", "set", "--checkpoints-idle-ttl", "30d", "--hot-last", "none", "--hot-first", "1",
+        "--hot-status", "failed", "--keep-last", "9",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert gateway.last.body == {
+        "checkpoints_idle_ttl_seconds": 2_592_000, "keep_hot": {"keep_first": 1, "keep_statuses": ["failed"]},
+        "thinning": {"every": 2, "keep_last": 9},
+    }  # fmt: skip
