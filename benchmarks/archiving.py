@@ -190,6 +190,15 @@ class ArchivingBench:
 @asynccontextmanager
 async def archiving_bench(threads: int, parent: Path | None = None) -> AsyncIterator[ArchivingBench]:
     """Start the servers, and stop and remove all of it."""
+    async with store_with_bucket(parent) as (store, admin):
+        bench = ArchivingBench(store, admin, threads)
+        await bench.prepare()
+        yield bench
+
+
+@asynccontextmanager
+async def store_with_bucket(parent: Path | None = None) -> AsyncIterator[tuple[Store, asyncpg.Pool]]:
+    """A store on servers of its own, and connections of the database's superuser."""
     with tempfile.TemporaryDirectory(prefix="stateroom-archiving-", dir=parent) as folder:
         Path(folder).chmod(0o711)  # noqa: ASYNC240  once; engines run as an unprivileged user where this is root
         postgres, s3 = EmbeddedPostgres(Path(folder)), EmbeddedS3(Path(folder))
@@ -212,9 +221,7 @@ async def archiving_bench(threads: int, parent: Path | None = None) -> AsyncIter
                 dsn = postgres.superuser_url("archiving").replace("+asyncpg", "", 1)
                 admin = await asyncpg.create_pool(dsn, min_size=MOVERS, max_size=MOVERS)
                 try:
-                    bench = ArchivingBench(store, admin, threads)
-                    await bench.prepare()
-                    yield bench
+                    yield store, admin
                 finally:
                     await admin.close()
                     await store.close()
