@@ -13,7 +13,7 @@ import pytest
 from storage.administration.row_census import RowCounting
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import SystemClock
-from storage.control.features import SAVE_POLICIES
+from storage.control.features import SAVE_POLICIES, SEGMENTS
 from storage.ledger.ledger import NewBlob, new_blob_id
 from storage.model import Idempotency, TaskWrites
 from storage.postgres.statement import Statement
@@ -25,6 +25,7 @@ from storage.statements.keys import keys
 from storage.statements.objects import artifacts, blobs
 from storage.statements.rules import retention, save_policies
 from storage.statements.threads import archives, checkpoints, pruning, tags, threads
+from storage.threads.thinning import ThinningRule
 from tests.support.archive_rows import opened
 from tests.support.blob_rows import Blobs
 from tests.support.features import switch_on
@@ -92,10 +93,14 @@ async def scopes(store, database, root_key):
         await RowCounting(store.unit_of_work, store.row_quotas).tenant(each.tenant_id)
         await store.retention_policies.put_thread(each, "t1", Policy(archive_ttl_seconds=86_400))
         await store.save_policies.put(TenantScope(each.tenant_id), "a", True)
+    await switch_on(store, SEGMENTS)
     async with opened(database, root_key, archive=MemoryBlobStore()) as archiving:
         for each in made:
             await save(archiving, each, "archived")
             await archiving.archives.archive(each, "archived")
+            for _ in range(2):
+                await save(archiving, each, "segmented")
+            await archiving.archives.segmenting.move(each, "segmented", ThinningRule(keep_last=1), actor="test")
     return made
 
 
@@ -250,6 +255,7 @@ def arguments_of(statement, scope, values):
 
 
 T1, ARCHIVED = {"thread_id": "t1"}, {"thread_id": "archived"}
+SEGMENTED = {"thread_id": "segmented"}
 HISTORY_WANTED = (
     "thread_id", "namespace", "before", "status", "step", "run_id", "source", "agent", "since", "until", "after_id",
     "after_thread", "after_namespace",
@@ -295,14 +301,23 @@ READS = {
     "retention.COUNTS_OF": {
         "written_before": datetime(2100, 1, 1, tzinfo=UTC),
         "written_since": datetime(1970, 1, 1, tzinfo=UTC),
+        "made_before": datetime(2100, 1, 1, tzinfo=UTC),
+        "overdue_before": datetime(2100, 1, 1, tzinfo=UTC),
+        "overdue_since": datetime(1970, 1, 1, tzinfo=UTC),
         **T1,
     },
     "retention.HOT_BYTES": {"thread_ids": ["t1", "archived"]},
     "archives.STUB": ARCHIVED,
-    "archives.STUBS_AFTER": {"after": "", "limit": 10},
+    "archives.STUBS_AFTER": {"after_thread": "", "after_segment": 0, "limit": 10},
+    "archives.SEGMENTS": SEGMENTED,
+    "archives.SEGMENT_TOTALS": SEGMENTED,
+    "archives.SEGMENT_STUBS": SEGMENTED,
+    "archives.SEGMENT_STUB": {"segment": 1, **SEGMENTED},
+    "archives.LISTED": {"segment": 1, **SEGMENTED},
+    "archives.DELETE_STUBS": SEGMENTED,
     "archives.SIZED_THREAD": ARCHIVED,
     "archives.LOCK_STUB": ARCHIVED,
-    "archives.DELETE_STUB": ARCHIVED,
+    "archives.DELETE_STUB": {"segment": 0, **ARCHIVED},
     "blobs.REFERRED_BLOBS": {"thread_id": "blobs"},
     "blobs.LIVE_AFTER": {"after": UUID(int=0), "limit": 10},
     "blobs.THREADS_NAMING": {"after": "", "limit": 10},
