@@ -11,16 +11,25 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from gateway.embedded.postgres import postgres_programs
+from storage.blobs.memory import MemoryBlobStore
+from storage.control.features import SEGMENTS
 from storage.errors import SetupError
 from storage.postgres.setup import _config, current, db_revision_required, prepare, script, upgrade
 from storage.postgres.tables import SCHEMA, metadata
+from storage.scope import Scope
+from storage.service import Store, StoreOptions
+from storage.threads.thinning import ThinningRule
+from tests.support.archive_rows import fill, seen
 from tests.support.engines import drop_database
+from tests.support.features import switch_on
 from tests.support.interleaving import blocked
-from tests.support.stores import APP_PASSWORD, OWNER_PASSWORD
+from tests.support.states import save, state
+from tests.support.stores import APP_PASSWORD, DEPLOYMENT_ID, OWNER_PASSWORD
 
 ADVISORY_LOCK = 5_370_001
 # What `pg_dump --schema-only` said of the schema that the 34 revisions made which the baseline a34 is the sum of.
@@ -171,6 +180,55 @@ async def test_down_and_up_again_makes_the_same_schema(own_database):
     assert await current(owner_url) is None
     await upgrade(owner_url)
     assert await on(owner_url, shape) == before
+
+
+@pytest.fixture
+async def archiving(own_database, root_key):
+    """How to open a store with a bucket of archives on the database, as often as it is migrated."""
+    bucket = MemoryBlobStore()
+
+    def opened():
+        options = StoreOptions(archive=bucket)
+        return Store.open(
+            own_database[1], root_key=root_key, deployment_id=DEPLOYMENT_ID, connections_max=2, durable=False,
+            options=options,
+        )  # fmt: skip
+
+    return opened
+
+
+async def test_a_thread_that_was_archived_before_there_were_segments_is_read_and_comes_back(own_database, archiving):
+    owner_url, _ = own_database
+    scope = Scope(uuid4(), "user-1")
+    store = await archiving()
+    await fill(store, scope)
+    before = await seen(store, scope)
+    assert (await store.archives.archive(scope, "t1")).created
+    await store.close()
+    await migrate(owner_url, command.downgrade, "a37")
+    await upgrade(owner_url)
+    store = await archiving()
+    try:
+        assert await seen(store, scope) == before
+        assert (await store.verification.thread(scope, "t1")).findings == []
+        assert await store.archives.restore(scope, "t1")
+        assert await seen(store, scope) == before
+    finally:
+        await store.close()
+
+
+async def test_segments_are_not_migrated_away(own_database, archiving):
+    owner_url, _ = own_database
+    scope = Scope(uuid4(), "user-1")
+    store = await archiving()
+    await switch_on(store, SEGMENTS)
+    for number in range(3):
+        await save(store, scope, content=state(n=number))
+    await store.archives.segmenting.move(scope, "t1", ThinningRule(keep_last=1), actor="test")
+    await store.close()
+    with pytest.raises(DBAPIError, match="restore them before"):
+        await migrate(owner_url, command.downgrade, "a37")
+    assert await current(owner_url) == db_revision_required()
 
 
 async def test_two_upgrades_at_the_same_moment_both_succeed(own_database, postgres):
