@@ -9,6 +9,7 @@ from storage.errors import (
     CheckpointNotFound,
     FeatureOff,
     ParentUnknown,
+    QuotaExceeded,
     ThreadNotFound,
 )
 from storage.model import HistoryQuery, Parent
@@ -203,3 +204,17 @@ async def test_nothing_moves_before_the_feature_is_on(database, root_key, scope,
 async def test_a_thread_that_is_not_there_is_not_moved(store, scope):
     with pytest.raises(ThreadNotFound):
         await move(store, scope)
+
+
+async def test_a_segment_counts_against_the_tenants_bytes(store, scope, admin):
+    await chat(store, scope, 6)
+    usage = "SELECT bytes FROM stateroom.blob_usage WHERE tenant_id = $1"
+    before = await admin.fetchval(usage, scope.tenant_id) or 0
+    done = await move(store, scope)
+    assert await admin.fetchval(usage, scope.tenant_id) == before + done.size_bytes
+    await chat_on(store, scope, 3)
+    await admin.execute("UPDATE stateroom.blob_usage SET quota_bytes = bytes WHERE tenant_id = $1", scope.tenant_id)
+    with pytest.raises(QuotaExceeded):
+        await move(store, scope)
+    assert len((await store.checkpoints.history(scope, HistoryQuery(thread_id="t1", limit=100))).items) == 9
+    await clean(store, scope)

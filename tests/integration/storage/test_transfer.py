@@ -8,11 +8,15 @@ from uuid import uuid4
 import pytest
 
 from storage.artifacts.model import NewArtifact
+from storage.blobs.memory import MemoryBlobStore
+from storage.control.features import SEGMENTS
 from storage.errors import LegalHold, ThreadExists
 from storage.model import ChannelValue, FullState, HistoryQuery, Precondition, TaskWritesQuery, Value
 from storage.retention.planner import Policy
 from storage.schemas.registry import Definition
 from storage.scope import ClientShare, Scope, TenantScope
+from storage.threads.thinning import ThinningRule
+from tests.support.features import switch_on
 from tests.support.states import contents, document, history, load, patch, put, save, state, write, writes_of
 from tests.support.transfers import ACTOR, deployment, exported, exported_tenant, imported
 
@@ -21,7 +25,7 @@ SCREEN = "data:image/png;base64," + "A" * 150_000
 
 @pytest.fixture(scope="module")
 async def here(postgres, migrated_template):
-    async with deployment(postgres, migrated_template) as store:
+    async with deployment(postgres, migrated_template, archive=MemoryBlobStore()) as store:
         yield store
 
 
@@ -308,3 +312,18 @@ async def test_policies_that_come_along_do_nothing_until_somebody_begins_a_round
     assert timedelta(hours=23) < status.due_at - datetime.now(UTC) <= timedelta(hours=24)
     await there.retaining.begin(tenant)
     assert (await there.retaining.tenant(target.tenant_id)).checkpoints == 3
+
+
+async def test_a_thread_of_which_a_part_is_in_segments_comes_over(here, there, scope, target):
+    await switch_on(here, SEGMENTS)
+    for number in range(6):
+        saved = await save(here, scope, content=state(n=number, text=document(f"t{number}", 3000)))
+        await put(here, scope, saved.checkpoint_id, write(0, "c", number))
+        if number in {2, 5}:
+            await here.archives.segmenting.move(scope, "t1", ThinningRule(keep_last=1), actor=ACTOR)
+    assert (await here.archives.status(scope, "t1")).segments.segments == 2
+    file = await exported(here, there, scope, target.tenant_id)
+    report = await imported(there, target.tenant_id, file)
+    assert (report.threads, report.checkpoints, report.pending_writes, report.verified) == (1, 6, 6, 1)
+    await same(here, scope, there, target)
+    assert not await there.archives.is_segmented(target, "t1")
