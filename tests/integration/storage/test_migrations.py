@@ -1,7 +1,7 @@
 import asyncio
 import gzip
+import os
 import subprocess
-import sys
 from pathlib import Path
 from uuid import uuid4
 
@@ -19,13 +19,13 @@ from gateway.embedded.postgres import postgres_programs
 from storage.blobs.memory import MemoryBlobStore
 from storage.control.features import SEGMENTS
 from storage.errors import SetupError
-from storage.postgres.setup import _config, current, db_revision_required, prepare, script, upgrade
+from storage.postgres.setup import _config, current, db_revision_required, script, upgrade
 from storage.postgres.tables import SCHEMA, metadata
 from storage.scope import Scope
 from storage.service import Store, StoreOptions
 from storage.threads.thinning import ThinningRule
 from tests.support.archive_rows import fill, seen
-from tests.support.engines import drop_database
+from tests.support.engines import create_database, drop_database
 from tests.support.features import switch_on
 from tests.support.interleaving import blocked
 from tests.support.states import save, state
@@ -37,13 +37,15 @@ RETIRED_WAY = Path(__file__).parents[2] / "golden" / "schema-a34.sql.gz"
 
 
 @pytest.fixture
-async def own_database(postgres):
-    """URLs of gw_migrate and gw_app on a database that gw_migrate owns."""
-    name = f"t_{uuid4().hex}"
-    yield await prepare(
-        postgres.superuser_url(), database=name, owner_password=OWNER_PASSWORD, app_password=APP_PASSWORD
+async def own_database(postgres, migrated_template):
+    """URLs of gw_migrate and gw_app on a database that gw_migrate owns, as the migrations made it."""
+    made = await create_database(postgres, migrated_template, owner="gw_migrate")
+    roles = {"gw_migrate": OWNER_PASSWORD, "gw_app": APP_PASSWORD}
+    yield tuple(
+        make_url(made.superuser_url).set(username=role, password=password).render_as_string(False)
+        for role, password in roles.items()
     )
-    await drop_database(postgres, name)
+    await drop_database(postgres, made.name)
 
 
 def psql(postgres, owner_url, text):
@@ -231,7 +233,7 @@ async def test_segments_are_not_migrated_away(own_database, archiving):
     assert await current(owner_url) == db_revision_required()
 
 
-async def test_two_upgrades_at_the_same_moment_both_succeed(own_database, postgres):
+async def test_two_upgrades_at_the_same_moment_both_succeed(own_database, launcher, tmp_path):
     owner_url, _ = own_database
     dsn = owner_url.replace("+asyncpg", "", 1)
     connection = await asyncpg.connect(dsn)
@@ -241,11 +243,12 @@ async def test_two_upgrades_at_the_same_moment_both_succeed(own_database, postgr
         await connection.execute("BEGIN")
         await connection.execute(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})")
         # Processes, as at a deployment: Alembic's environment is one for each process.
-        script = "import asyncio, sys; from storage.postgres.setup import upgrade; asyncio.run(upgrade(sys.argv[1]))"
-        upgrades = [await asyncio.create_subprocess_exec(sys.executable, "-c", script, owner_url) for _ in range(2)]
+        environ = {"PATH": os.environ["PATH"], "STATEROOM_DATABASE_OWNER_URL": owner_url}
+        log = str(tmp_path / "log")
+        upgrades = [launcher.order(serve=environ, command=["db", "upgrade"], log=log) for _ in range(2)]
         await blocked(watcher, 2)
         await connection.execute("COMMIT")
-        assert await asyncio.gather(*(each.wait() for each in upgrades)) == [0, 0]
+        assert [await asyncio.to_thread(launcher.order, wait=each) for each in upgrades] == [0, 0]
         assert await current(owner_url) == db_revision_required()
     finally:
         await connection.close()
