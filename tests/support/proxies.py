@@ -12,6 +12,7 @@ import re
 import socket
 import ssl
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -60,7 +61,7 @@ class Certificate:
         return ssl.create_default_context(cafile=str(self.file))
 
 
-class Proxy:
+class Proxy(ABC):
     """One process in front of gateways, at `url`.
 
     Args:
@@ -94,18 +95,20 @@ class Proxy:
         self._program = program
         self._process: subprocess.Popen[bytes] | None = None
 
+    @abstractmethod
     def _text(self) -> str:
-        raise NotImplementedError
+        """Its file, as it is to be used here."""
 
+    @abstractmethod
     def _command(self) -> list[str]:
-        raise NotImplementedError
+        """The command line that serves in the foreground."""
 
     def _environ(self) -> dict[str, str]:
         return {"PATH": os.environ["PATH"]}
 
+    @abstractmethod
     def check(self) -> subprocess.CompletedProcess[str]:
         """What the program itself says of its file."""
-        raise NotImplementedError
 
     @property
     def log(self) -> str:
