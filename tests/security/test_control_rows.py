@@ -1,7 +1,6 @@
 """Whoever writes to the database does not steer the gateway by schemas, policies, holds and jobs of their own."""
 
 import asyncio
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -52,30 +51,24 @@ def clock(admin, scope):
 
 
 @pytest.fixture
-def opened(database, root_key, clock, watch):
+async def opened(connections, root_key, clock, watch):
     """Another gateway of the same deployment, which remembers nothing."""
     blobs = MemoryBlobStore()
+    gateways = []
 
-    @asynccontextmanager
-    async def another(clock=clock):
-        made = await Store.open(
-            database.app_url,
-            root_key=root_key,
-            deployment_id=DEPLOYMENT_ID,
-            connections_max=8,
-            durable=False,
-            options=StoreOptions(blobs=blobs, clock=clock, observer=watch),
-        )
-        yield made
-        await made.close()
+    def another(clock=clock):
+        options = StoreOptions(blobs=blobs, clock=clock, observer=watch)
+        gateways.append(Store(connections, root_key=root_key, deployment_id=DEPLOYMENT_ID, options=options))
+        return gateways[-1]
 
-    return another
+    yield another
+    for each in gateways:
+        await each.workers.close()
 
 
 @pytest.fixture
-async def gateway(opened):
-    async with opened() as made:
-        yield made
+def gateway(opened):
+    return opened()
 
 
 @pytest.fixture
@@ -114,14 +107,14 @@ async def test_a_step_that_no_gateway_registered_converts_nothing(
     opened, gateway, registered, scope, tenant, admin, watch, edit
 ):
     assert await admin.execute(edit, scope.tenant_id) != "UPDATE 0"
-    async with opened() as cold:
-        with pytest.raises(IntegrityFailure):
-            await cold.states.load(scope, V2, Load("t1", "", None, with_state=True))
-        assert watch.failures > 0
-        with pytest.raises(IntegrityFailure):
-            await cold.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
-        with pytest.raises(IntegrityFailure):
-            await cold.states.save(scope, Save(thread_id="t2", content=state(a=1), state_schema="pay", state_version=2))
+    cold = opened()
+    with pytest.raises(IntegrityFailure):
+        await cold.states.load(scope, V2, Load("t1", "", None, with_state=True))
+    assert watch.failures > 0
+    with pytest.raises(IntegrityFailure):
+        await cold.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
+    with pytest.raises(IntegrityFailure):
+        await cold.states.save(scope, Save(thread_id="t2", content=state(a=1), state_schema="pay", state_version=2))
 
 
 async def test_a_version_that_somebody_added_is_none_and_gives_way_to_a_registered_one(
@@ -133,15 +126,15 @@ async def test_a_version_that_somebody_added_is_none_and_gives_way_to_a_register
         " WHERE tenant_id = $1 AND number = 2",
         scope.tenant_id,
     )
-    async with opened() as cold:
-        loaded = await cold.states.load(scope, V2, Load("t1", "", None, with_state=True))
-        assert contents(loaded.checkpoint)["recipient"] == "alice"
-        assert watch.failures > 0
-        later = Save(thread_id="t2", content=state(a=1), state_schema="pay", state_version=3)
-        with pytest.raises(IntegrityFailure):
-            await cold.states.save(scope, later)
-        await cold.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
+    cold = opened()
+    loaded = await cold.states.load(scope, V2, Load("t1", "", None, with_state=True))
+    assert contents(loaded.checkpoint)["recipient"] == "alice"
+    assert watch.failures > 0
+    later = Save(thread_id="t2", content=state(a=1), state_schema="pay", state_version=3)
+    with pytest.raises(IntegrityFailure):
         await cold.states.save(scope, later)
+    await cold.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
+    await cold.states.save(scope, later)
 
 
 async def test_a_schema_of_another_tenant_is_none(gateway, opened, registered, scope, admin):
@@ -156,8 +149,8 @@ async def test_a_schema_of_another_tenant_is_none(gateway, opened, registered, s
 
 
 async def test_another_gateway_converts_by_what_one_registered(opened, registered, scope):
-    async with opened() as cold:
-        loaded = await cold.states.load(scope, V2, Load("t1", "", None, with_state=True))
+    cold = opened()
+    loaded = await cold.states.load(scope, V2, Load("t1", "", None, with_state=True))
     assert contents(loaded.checkpoint)["recipient"] == "alice"
 
 
@@ -186,16 +179,16 @@ async def test_a_policy_that_no_gateway_wrote_deletes_nothing(
     await gateway.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=365 * DAY, on_expiry="delete"))
     await admin.execute(edit, scope.tenant_id)
     await clock.go_on(DAY)
-    async with opened() as cold:
-        round_ = await cold.retaining.tenant(tenant.tenant_id, now=True)
-        assert (round_.deleted, round_.failed) == (0, 1)
-        assert watch.failures > 0
-        assert (await load(cold, scope, "t1")).checkpoint_id == saved.checkpoint_id
-        assert await removals(admin, scope) == 0
-        damaged = (await cold.retention_policies.get(tenant)).damaged
-        assert damaged == {FORGED: {("agent", "travel")}, SHORTENED: {("tenant", "")}}.get(edit, set())
-        found = await cold.retention_policies.get_thread(scope, "t1")
-        assert (found.effective, found.next, found.damaged) == (None, None, edit is FORGED_OF_THREAD)
+    cold = opened()
+    round_ = await cold.retaining.tenant(tenant.tenant_id, now=True)
+    assert (round_.deleted, round_.failed) == (0, 1)
+    assert watch.failures > 0
+    assert (await load(cold, scope, "t1")).checkpoint_id == saved.checkpoint_id
+    assert await removals(admin, scope) == 0
+    damaged = (await cold.retention_policies.get(tenant)).damaged
+    assert damaged == {FORGED: {("agent", "travel")}, SHORTENED: {("tenant", "")}}.get(edit, set())
+    found = await cold.retention_policies.get_thread(scope, "t1")
+    assert (found.effective, found.next, found.damaged) == (None, None, edit is FORGED_OF_THREAD)
 
 
 async def test_a_thread_whose_policy_was_edited_does_not_stop_the_others(gateway, scope, tenant, admin, clock):
@@ -244,36 +237,36 @@ async def test_a_hold_that_somebody_edited_away_still_keeps_everything(
     await place_hold(gateway, scope, tenant, level)
     table = "thread_retention" if level == "thread" else "retention"
     await admin.execute(f"UPDATE stateroom.{table} SET {edit} WHERE tenant_id = $1", scope.tenant_id)  # noqa: S608
-    async with opened() as cold:
-        for removing in (
-            cold.threads.delete(scope, "t1"),
-            cold.threads.prune(scope, ["t1"], "keep_latest"),
-            cold.shred.subject(scope, scope.subject_id, "somebody"),
-            cold.shred.tenant(scope.tenant_id, str(scope.tenant_id), "somebody"),
-        ):
-            with pytest.raises(IntegrityFailure):
-                await removing
-        assert watch.failures > 0
-        await load(cold, scope, "t1")
-        assert len(await history(cold, scope, thread_id="t1")) == 2
-        assert await removals(admin, scope) == 0
+    cold = opened()
+    for removing in (
+        cold.threads.delete(scope, "t1"),
+        cold.threads.prune(scope, ["t1"], "keep_latest"),
+        cold.shred.subject(scope, scope.subject_id, "somebody"),
+        cold.shred.tenant(scope.tenant_id, str(scope.tenant_id), "somebody"),
+    ):
+        with pytest.raises(IntegrityFailure):
+            await removing
+    assert watch.failures > 0
+    await load(cold, scope, "t1")
+    assert len(await history(cold, scope, thread_id="t1")) == 2
+    assert await removals(admin, scope) == 0
 
 
 @pytest.mark.parametrize("level", ["tenant", "agent", "thread"])
 async def test_holds_that_gateways_placed_and_lifted_hold_and_do_not(opened, gateway, scope, tenant, watch, level):
     await save(gateway, scope, "t1", agent="travel")
     await place_hold(gateway, scope, tenant, level)
-    async with opened() as cold:
-        with pytest.raises(LegalHold):
-            await cold.threads.delete(scope, "t1")
-        with pytest.raises(LegalHold):
-            await cold.shred.subject(scope, scope.subject_id, "somebody")
-        free = Policy(legal_hold=False)
-        if level == "thread":
-            await cold.retention_policies.put_thread(scope, "t1", free)
-        else:
-            await cold.retention_policies.put(tenant, "travel" if level == "agent" else None, free)
-        await gateway.threads.delete(scope, "t1")
+    cold = opened()
+    with pytest.raises(LegalHold):
+        await cold.threads.delete(scope, "t1")
+    with pytest.raises(LegalHold):
+        await cold.shred.subject(scope, scope.subject_id, "somebody")
+    free = Policy(legal_hold=False)
+    if level == "thread":
+        await cold.retention_policies.put_thread(scope, "t1", free)
+    else:
+        await cold.retention_policies.put(tenant, "travel" if level == "agent" else None, free)
+    await gateway.threads.delete(scope, "t1")
     assert watch.failures == 0
 
 
@@ -312,15 +305,15 @@ async def test_a_job_that_no_gateway_added_does_nothing(opened, gateway, scope, 
     await admin.execute(TENANT, scope.tenant_id)
     await save(gateway, scope, "t1")
     await admin.execute(ADD_JOB, scope.tenant_id, kind, target, "queued", '["intended"]')
-    async with opened() as cold:
-        assert await cold.runner.run_due() == 0
-        assert watch.failures == 1
-        assert await cold.runner.run_due() == 0
-        assert watch.failures == 1, "it was put aside"
-        assert (await load(cold, scope, "t1")).checkpoint_id
-        assert await cold.shred.unapplied() == []
-        (shown,) = (await cold.jobs.list(tenant)).items
-        assert (shown.damaged, shown.state, shown.kind, shown.target) == (True, "failed", "", "")
+    cold = opened()
+    assert await cold.runner.run_due() == 0
+    assert watch.failures == 1
+    assert await cold.runner.run_due() == 0
+    assert watch.failures == 1, "it was put aside"
+    assert (await load(cold, scope, "t1")).checkpoint_id
+    assert await cold.shred.unapplied() == []
+    (shown,) = (await cold.jobs.list(tenant)).items
+    assert (shown.damaged, shown.state, shown.kind, shown.target) == (True, "failed", "", "")
 
 
 async def test_a_job_sent_to_another_subject_destroys_nothing_of_it(gateway, scope, admin, watch):
@@ -369,10 +362,10 @@ async def test_a_note_that_somebody_wrote_is_not_shown(gateway, opened, scope, t
     (job,) = (await gateway.jobs.list(tenant)).items
     clean = json.encode({"found": {}, "findings": []}).decode()
     await admin.execute("UPDATE stateroom.jobs SET note = $2 WHERE job_id = $1", job.job_id, clean)
-    async with opened() as cold:
-        (listed,) = (await cold.jobs.list(tenant)).items
-        for shown in (await cold.jobs.get(tenant, job.job_id), listed):
-            assert (shown.damaged, shown.note) == (True, None)
+    cold = opened()
+    (listed,) = (await cold.jobs.list(tenant)).items
+    for shown in (await cold.jobs.get(tenant, job.job_id), listed):
+        assert (shown.damaged, shown.note) == (True, None)
     assert saved.checkpoint_id
 
 
@@ -389,21 +382,21 @@ async def test_a_damaged_version_hides_no_lower_one_and_is_registered_again(
     await gateway.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
     edit = "UPDATE stateroom.state_schemas SET definition = '{}' WHERE tenant_id = $1 AND number >= 2"
     await admin.execute(edit, scope.tenant_id)
-    async with opened() as cold:
-        shown = await cold.state_schemas.list(tenant, "pay")
-        assert [each.damaged for each in shown] == [False, True, True]
-        content = state(payee="bob")
-        await cold.states.save(scope, Save(thread_id="t2", content=content, state_schema="pay", state_version=1))
-        with pytest.raises(IntegrityFailure, match="version 2 of state schema 'pay'"):
-            await cold.states.load(scope, V2, Load("t1", "", None, with_state=True))
-        with pytest.raises(IntegrityFailure, match="version 2"):  # what leads to the third is not known yet
-            await cold.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
-        await cold.state_schemas.put(tenant, "pay", 2, Definition(up=RENAME))
-        loaded = await cold.states.load(scope, V2, Load("t1", "", None, with_state=True))
-        assert contents(loaded.checkpoint)["recipient"] == "alice"
+    cold = opened()
+    shown = await cold.state_schemas.list(tenant, "pay")
+    assert [each.damaged for each in shown] == [False, True, True]
+    content = state(payee="bob")
+    await cold.states.save(scope, Save(thread_id="t2", content=content, state_schema="pay", state_version=1))
+    with pytest.raises(IntegrityFailure, match="version 2 of state schema 'pay'"):
+        await cold.states.load(scope, V2, Load("t1", "", None, with_state=True))
+    with pytest.raises(IntegrityFailure, match="version 2"):  # what leads to the third is not known yet
         await cold.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
-        assert not any(each.damaged for each in await cold.state_schemas.list(tenant, "pay"))
-        assert (await actions(cold, tenant)).count("state-schema.supersede") == 2
+    await cold.state_schemas.put(tenant, "pay", 2, Definition(up=RENAME))
+    loaded = await cold.states.load(scope, V2, Load("t1", "", None, with_state=True))
+    assert contents(loaded.checkpoint)["recipient"] == "alice"
+    await cold.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
+    assert not any(each.damaged for each in await cold.state_schemas.list(tenant, "pay"))
+    assert (await actions(cold, tenant)).count("state-schema.supersede") == 2
 
 
 @pytest.mark.parametrize("level", ["tenant", "agent", "thread"])
@@ -419,32 +412,32 @@ async def test_a_damaged_policy_protects_what_it_could_hold_and_nothing_else(
     )
     edit = f"UPDATE stateroom.{table} SET legal_hold = false WHERE tenant_id = $1 AND {which}"  # noqa: S608
     await admin.execute(edit, scope.tenant_id)
-    async with opened() as cold:
-        policies = cold.retention_policies
-        said = await policies.get(tenant)
-        assert said.agents["other"].policy == Policy(idle_ttl_seconds=DAY)
-        if level == "tenant":
-            with pytest.raises(IntegrityFailure):
-                await cold.threads.delete(scope, "t2")
-        else:
-            await cold.threads.delete(scope, "t2")
+    cold = opened()
+    policies = cold.retention_policies
+    said = await policies.get(tenant)
+    assert said.agents["other"].policy == Policy(idle_ttl_seconds=DAY)
+    if level == "tenant":
         with pytest.raises(IntegrityFailure):
-            await cold.threads.delete(scope, "t1")
-        # Nobody knows any more whether it held: who supersedes it says so.
-        agent = "travel" if level == "agent" else None
-        for policy in (Policy(idle_ttl_seconds=DAY), Policy(legal_hold=True)):
-            if level == "thread":
-                again = policies.put_thread(scope, "t1", policy, ACTOR, supersede=True)
-            else:
-                again = policies.put(tenant, agent, policy, ACTOR)
-            if policy.legal_hold is None:
-                with pytest.raises(InvalidState, match="legal hold"):
-                    await again
-            else:
+            await cold.threads.delete(scope, "t2")
+    else:
+        await cold.threads.delete(scope, "t2")
+    with pytest.raises(IntegrityFailure):
+        await cold.threads.delete(scope, "t1")
+    # Nobody knows any more whether it held: who supersedes it says so.
+    agent = "travel" if level == "agent" else None
+    for policy in (Policy(idle_ttl_seconds=DAY), Policy(legal_hold=True)):
+        if level == "thread":
+            again = policies.put_thread(scope, "t1", policy, ACTOR, supersede=True)
+        else:
+            again = policies.put(tenant, agent, policy, ACTOR)
+        if policy.legal_hold is None:
+            with pytest.raises(InvalidState, match="legal hold"):
                 await again
-        with pytest.raises(LegalHold):
-            await cold.threads.delete(scope, "t1")
-        assert (await actions(cold, tenant))[-2:] == ["legal-hold.set", "audit.read"]
+        else:
+            await again
+    with pytest.raises(LegalHold):
+        await cold.threads.delete(scope, "t1")
+    assert (await actions(cold, tenant))[-2:] == ["legal-hold.set", "audit.read"]
 
 
 async def test_a_thread_whose_policy_is_damaged_is_said_again_by_an_administrator_only(gateway, scope, tenant, admin):
@@ -499,22 +492,22 @@ async def test_rows_from_before_macs_are_listed_and_adopted_as_they_are(
         await admin.execute(f"UPDATE stateroom.{table} SET mac = NULL")  # noqa: S608
     edit = "UPDATE stateroom.retention SET mac = decode(repeat('00', 32), 'hex') WHERE level = 'agent'"
     await admin.execute(edit)
-    async with opened() as cold:
-        listed = {(each.tenant_id, str(each.row)) async for each in cold.control_repair.without_mac()}
-        assert {name for whose, name in listed if whose == scope.tenant_id and "job" not in name} == {
-            "state-schema 'pay/1'", "state-schema 'pay/2'", "retention 'tenant/'", "retention 'thread/user-1/t1'"
-        }  # fmt: skip
-        assert (await cold.jobs.get(OperatorScope(), operators)).damaged
-        adopted = {(each.tenant_id, str(each.row)) async for each in cold.control_repair.adopt(ACTOR)}
-        assert adopted == listed
-        assert not (await cold.jobs.get(OperatorScope(), operators)).damaged
-        assert (await cold.retention_policies.get(tenant)).damaged == {("agent", "travel")}
-        assert await verified() == {"control-row": 1}
-        with pytest.raises(LegalHold):
-            await cold.threads.delete(scope, "t1")
-        own = [name for whose, name in adopted if whose == scope.tenant_id]
-        assert (await actions(cold, tenant)).count("control-row.adopt") == len(own)
-        assert [each async for each in cold.control_repair.adopt(ACTOR)] == []
+    cold = opened()
+    listed = {(each.tenant_id, str(each.row)) async for each in cold.control_repair.without_mac()}
+    assert {name for whose, name in listed if whose == scope.tenant_id and "job" not in name} == {
+        "state-schema 'pay/1'", "state-schema 'pay/2'", "retention 'tenant/'", "retention 'thread/user-1/t1'"
+    }  # fmt: skip
+    assert (await cold.jobs.get(OperatorScope(), operators)).damaged
+    adopted = {(each.tenant_id, str(each.row)) async for each in cold.control_repair.adopt(ACTOR)}
+    assert adopted == listed
+    assert not (await cold.jobs.get(OperatorScope(), operators)).damaged
+    assert (await cold.retention_policies.get(tenant)).damaged == {("agent", "travel")}
+    assert await verified() == {"control-row": 1}
+    with pytest.raises(LegalHold):
+        await cold.threads.delete(scope, "t1")
+    own = [name for whose, name in adopted if whose == scope.tenant_id]
+    assert (await actions(cold, tenant)).count("control-row.adopt") == len(own)
+    assert [each async for each in cold.control_repair.adopt(ACTOR)] == []
 
 
 # --- formats ---------------------------------------------------------------------------------------------------------
@@ -529,13 +522,13 @@ async def test_rows_name_their_format_once_all_processes_know_it_and_those_from_
 ):
     formats = "SELECT number, mac_format FROM stateroom.state_schemas WHERE tenant_id = $1 ORDER BY number"
     await gateway.upgrades.finish()
-    async with opened(after_the_lead()) as other:
-        await other.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
-        assert [tuple(row) for row in await admin.fetch(formats, scope.tenant_id)] == [(1, None), (2, None), (3, 2)]
-        await gateway.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=DAY))
-        assert not (await other.retention_policies.get(tenant)).damaged
-        assert len(await gateway.state_schemas.get(tenant, "pay")) == 3
-        assert await verified() == {}
+    other = opened(after_the_lead())
+    await other.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
+    assert [tuple(row) for row in await admin.fetch(formats, scope.tenant_id)] == [(1, None), (2, None), (3, 2)]
+    await gateway.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=DAY))
+    assert not (await other.retention_policies.get(tenant)).damaged
+    assert len(await gateway.state_schemas.get(tenant, "pay")) == 3
+    assert await verified() == {}
     assert watch.failures == 0
 
 
@@ -546,13 +539,13 @@ async def test_a_version_of_an_unknown_format_is_damaged_hides_no_other_and_is_r
     """A newer build writes none before a feature is on, and this one serves nothing then."""
     edit = "UPDATE stateroom.state_schemas SET mac_format = $2 WHERE tenant_id = $1 AND number = 2"
     await admin.execute(edit, scope.tenant_id, unknown)
-    async with opened() as cold:
-        assert [each.damaged for each in await cold.state_schemas.list(tenant, "pay")] == [False, True]
-        assert watch.failures > 0
-        assert await verified() == {"control-row": 1}
-        await cold.state_schemas.put(tenant, "pay", 2, Definition(up=RENAME))
-        assert not any(each.damaged for each in await cold.state_schemas.list(tenant, "pay"))
-        assert "state-schema.supersede" in await actions(cold, tenant)
+    cold = opened()
+    assert [each.damaged for each in await cold.state_schemas.list(tenant, "pay")] == [False, True]
+    assert watch.failures > 0
+    assert await verified() == {"control-row": 1}
+    await cold.state_schemas.put(tenant, "pay", 2, Definition(up=RENAME))
+    assert not any(each.damaged for each in await cold.state_schemas.list(tenant, "pay"))
+    assert "state-schema.supersede" in await actions(cold, tenant)
     assert await verified() == {}
 
 
@@ -579,11 +572,11 @@ async def test_policies_holds_and_jobs_of_an_unknown_format_are_damaged_and_give
 
 async def test_no_row_is_made_an_older_one_by_its_format(opened, gateway, registered, tenant, admin):
     await gateway.upgrades.finish()
-    async with opened(after_the_lead()) as other:
-        await other.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
+    other = opened(after_the_lead())
+    await other.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
     await admin.execute("UPDATE stateroom.state_schemas SET mac_format = NULL WHERE number = 3")
-    async with opened() as cold:
-        assert [each.damaged for each in await cold.state_schemas.list(tenant, "pay")] == [False, False, True]
+    cold = opened()
+    assert [each.damaged for each in await cold.state_schemas.list(tenant, "pay")] == [False, False, True]
 
 
 # --- what tells of it, and what does not ---------------------------------------------------------------------------
@@ -630,37 +623,38 @@ async def test_what_gateways_do_themselves_is_never_taken_for_forged(
     await gateway.rotation.rewrap_root(ACTOR)
     await run_out(gateway)
     await clock.go_on(2 * DAY)
-    async with opened() as cold:
-        await cold.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
-        loaded = await cold.states.load(scope, V2, Load("t1", "", None, with_state=True))
-        assert contents(loaded.checkpoint)["recipient"] == "alice"
-        round_ = await cold.retaining.tenant(tenant.tenant_id, now=True)
-        assert (round_.deleted, round_.failed, round_.held) == (1, 0, 1)
-        assert {each.thread_id for each in (await cold.threads.list(scope)).items} == {"t1", "held"}
-        assert {each.state for each in (await cold.jobs.list(tenant)).items} == {"done"}
-        assert await verified() == {}
-        await cold.retention_policies.put(tenant, "travel", Policy(legal_hold=False))
-        shredded = await cold.shred.tenant(scope.tenant_id, str(scope.tenant_id), ACTOR)
-        await run_out(cold)
-        assert (await cold.jobs.get(tenant, shredded.job_id)).state == "done"
+    cold = opened()
+    await cold.state_schemas.put(tenant, "pay", 3, Definition(up=NEXT))
+    loaded = await cold.states.load(scope, V2, Load("t1", "", None, with_state=True))
+    assert contents(loaded.checkpoint)["recipient"] == "alice"
+    round_ = await cold.retaining.tenant(tenant.tenant_id, now=True)
+    assert (round_.deleted, round_.failed, round_.held) == (1, 0, 1)
+    assert {each.thread_id for each in (await cold.threads.list(scope)).items} == {"t1", "held"}
+    assert {each.state for each in (await cold.jobs.list(tenant)).items} == {"done"}
+    assert await verified() == {}
+    await cold.retention_policies.put(tenant, "travel", Policy(legal_hold=False))
+    shredded = await cold.shred.tenant(scope.tenant_id, str(scope.tenant_id), ACTOR)
+    await run_out(cold)
+    assert (await cold.jobs.get(tenant, shredded.job_id)).state == "done"
     assert watch.failures == 0
 
 
 async def test_the_key_of_control_rows_is_one_for_all_gateways_and_follows_the_root_key(opened, scope, tenant):
-    async with opened() as one, opened() as two:
-        await asyncio.gather(one.control.ready(), two.control.ready())
-        row = schema_row(scope.tenant_id, "pay", 1, b"{}", START)
-        assert one.control.proof(row) == two.control.proof(row)
-        job_id = await one.rotation.rewrap_root(ACTOR)
-        await run_out(one)
-        assert (await one.jobs.get(OperatorScope(), job_id)).state == "done"
-    async with opened() as three:
-        await three.control.ready()
-        assert three.control.is_authentic(row, one.control.proof(row))
+    one = opened()
+    two = opened()
+    await asyncio.gather(one.control.ready(), two.control.ready())
+    row = schema_row(scope.tenant_id, "pay", 1, b"{}", START)
+    assert one.control.proof(row) == two.control.proof(row)
+    job_id = await one.rotation.rewrap_root(ACTOR)
+    await run_out(one)
+    assert (await one.jobs.get(OperatorScope(), job_id)).state == "done"
+    three = opened()
+    await three.control.ready()
+    assert three.control.is_authentic(row, one.control.proof(row))
 
 
 async def test_nothing_is_believed_before_the_key_is_there(opened, scope):
-    async with opened() as cold:
-        row = schema_row(scope.tenant_id, "pay", 1, b"{}", START)
-        with pytest.raises(KeyUnavailable):
-            cold.control.check(row, Proof(bytes(32), None))
+    cold = opened()
+    row = schema_row(scope.tenant_id, "pay", 1, b"{}", START)
+    with pytest.raises(KeyUnavailable):
+        cold.control.check(row, Proof(bytes(32), None))

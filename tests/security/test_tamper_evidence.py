@@ -23,7 +23,6 @@ from storage.model import (
     Save,
     TaskWritesQuery,
 )
-from storage.postgres.engine import create_engine
 from storage.postgres.unit_of_work import Silent
 from storage.scope import ClientShare, Scope, TenantScope
 from storage.service import Store, StoreOptions
@@ -48,14 +47,6 @@ class Watch(Silent):
 @pytest.fixture
 def watch():
     return Watch()
-
-
-@pytest.fixture(scope="module")
-async def connections(database):
-    """Connections of all stores here: what a process remembers is of its store, and each test has its own."""
-    engine = create_engine(database.app_url, connections_max=12)
-    yield engine
-    await engine.dispose()
 
 
 @pytest.fixture

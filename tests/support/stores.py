@@ -7,9 +7,11 @@ from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from crypto import MemoryRootKey
 from gateway.embedded.postgres import EmbeddedPostgres
+from storage.postgres.engine import create_engine
 from storage.postgres.setup import prepare
 from storage.scope import Scope
 from storage.service import Store
@@ -66,6 +68,14 @@ async def migrated_database(postgres: EmbeddedPostgres, migrated_template: str) 
 @pytest.fixture(scope="session")
 def root_key() -> MemoryRootKey:
     return MemoryRootKey()
+
+
+@pytest.fixture(scope="module")
+async def connections(database: MigratedDatabase) -> AsyncIterator[AsyncEngine]:
+    """Connections for each test's own stores: what a process remembers is of its store, and a connection is dear."""
+    engine = create_engine(database.app_url, connections_max=12)
+    yield engine
+    await engine.dispose()
 
 
 @pytest.fixture(scope="module")

@@ -29,17 +29,19 @@ from storage.errors import (
 )
 from storage.model import Load, Precondition
 from storage.scope import ClientShare, TenantScope
+from storage.service import Store, StoreOptions
 from tests.support.archive_rows import fill, fsck, moved, opened, rows, seen
 from tests.support.faulty_blobs import FaultyBlobStore
 from tests.support.states import contents, document, load, put, save, state, write
+from tests.support.stores import DEPLOYMENT_ID
 
 MULTIPART = "SELECT multipart_id FROM stateroom.blob_intents WHERE tenant_id = $1 AND state = 'open'"
 
 
 @pytest.fixture
-async def store(database, root_key):
-    async with opened(database, root_key, archive=MemoryBlobStore()) as made:
-        yield made
+def store(connections, root_key):
+    options = StoreOptions(blobs=MemoryBlobStore(), archive=MemoryBlobStore())
+    return Store(connections, root_key=root_key, deployment_id=DEPLOYMENT_ID, options=options)
 
 
 async def test_a_thread_moves_into_the_archive_and_back_and_readers_see_the_same(store, scope, admin):

@@ -84,32 +84,29 @@ def store_with(database, root_key, bucket, **options):
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("bytes_min", [20_000, OFFLOAD_BYTES_MIN, 2**30])
-async def test_elements_make_the_bytes_and_the_pieces_of_the_whole_list(database, root_key, admin, seed, bytes_min):
+async def test_elements_make_the_bytes_and_the_pieces_of_the_whole_list(connections, root_key, admin, seed, bytes_min):
     draws = Random(seed)  # noqa: S311
-    bucket = MemoryBlobStore()
-    gateways = [await store_with(database, root_key, bucket, offload_bytes_min=bytes_min) for _ in range(2)]
-    gateway, opened = gateways
+    options = StoreOptions(blobs=MemoryBlobStore(), offload_bytes_min=bytes_min)
+    gateway, opened = (
+        Store(connections, root_key=root_key, deployment_id=DEPLOYMENT_ID, options=options) for _ in range(2)
+    )
     scope = Scope(uuid4(), "user-1")
     elements = elements_of(draws)
-    try:
-        await save(gateway, scope, content=whole(elements, 0))
-        for turn in range(1, 9):
-            added = elements_of(draws)
-            elements = elements + added
-            if draws.random() < 0.3:  # a process that remembers nothing
-                gateway.checkpoints._access.remembered_heads.forget(scope)
-            saved = await save(gateway, scope, content=more(added, turn, turn - 1))
-            channel = await raw(opened, scope)
-            assert channel.value.data == msgpack.packb(elements)
-            assert channel.version == turn
-            appended = await pieces_of(admin, scope)
-            await save(gateway, scope, content=whole(elements, turn), parent=Parent(saved.parent_id), fork=True)
-            assert appended == await pieces_of(admin, scope)
-            await save(gateway, scope, content=whole(elements, turn))
-        assert (await opened.verification.thread(scope, "t1")).findings == []
-    finally:
-        for each in gateways:
-            await each.close()
+    await save(gateway, scope, content=whole(elements, 0))
+    for turn in range(1, 9):
+        added = elements_of(draws)
+        elements = elements + added
+        if draws.random() < 0.3:  # a process that remembers nothing
+            gateway.checkpoints._access.remembered_heads.forget(scope)
+        saved = await save(gateway, scope, content=more(added, turn, turn - 1))
+        channel = await raw(opened, scope)
+        assert channel.value.data == msgpack.packb(elements)
+        assert channel.version == turn
+        appended = await pieces_of(admin, scope)
+        await save(gateway, scope, content=whole(elements, turn), parent=Parent(saved.parent_id), fork=True)
+        assert appended == await pieces_of(admin, scope)
+        await save(gateway, scope, content=whole(elements, turn))
+    assert (await opened.verification.thread(scope, "t1")).findings == []
 
 
 async def test_a_list_of_thousands_that_folds_is_put_together_again(store, scope, gateway):
