@@ -181,10 +181,15 @@ SECTIONS: Final = {
         Limit(
             "INLINED_BYTES_EACH_MAX",
             limits,
-            "an artifact that comes along with a state (`resolve=inline`)",
+            "an artifact whose content comes along with a state (`resolve=inline`)",
             "It comes as `too_large`.",
         ),
-        Limit("INLINED_BYTES_MAX", limits, "all that come along with one answer", "The others come as `too_large`."),
+        Limit(
+            "INLINED_BYTES_MAX",
+            limits,
+            "all contents that come along with one answer",
+            "The others come as `too_large`.",
+        ),
         Limit(
             "INLINED_ARTIFACTS_MAX", limits, "artifacts that are looked up for one answer", "The others are left out."
         ),

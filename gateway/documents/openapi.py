@@ -60,7 +60,7 @@ _HEADERS: dict[str, dict[str, Any]] = {
     "If-None-Match-Head": {
         "name": "If-None-Match",
         "description": "304 when the checkpoint is the head that one of these ETags names, and it has no pending "
-        "writes, or Stateroom-Known-Token is its thread token; not with resolve=inline.",
+        "writes, or Stateroom-Known-Token is its thread token; only with resolve=pointers.",
     },
     "If-None-Match-Tag": {
         "name": "If-None-Match",

@@ -32,7 +32,8 @@ PARAMETERS: dict[str, str] = {
     "part_number": "The part's place, from 0.",
     "piece": "The piece's id, in base64url without padding.",
     "pieces": "refs: large leaves come as placeholders (MessagePack only); resolved: in place.",
-    "resolve": "inline: the artifacts that the state names come along; pointers: only what names them.",
+    "resolve": "inline: the artifacts that the state names come along; previews: what is said of them, without "
+    "their content; pointers: only what names them.",
     "run_id": "Only what this run made.",
     "since": "Only checkpoints stored at this time (RFC 3339, with a zone) or later.",
     "skip_existing": "Whether threads that exist here are passed over, instead of ending the import.",

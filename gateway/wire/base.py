@@ -8,8 +8,8 @@ Status = Literal["active", "waiting", "failed", "done"]
 View = Literal["none", "state", "channels"]
 # Whether large leaves of serialised values come in place, or as placeholders; JSON has no placeholders.
 Pieces = Literal["resolved", "refs"]
-# Whether the artifacts that a state names come along.
-Resolve = Literal["pointers", "inline"]
+# What of the artifacts that a state names comes along: nothing, what is said of them, or that and their content.
+Resolve = Literal["pointers", "previews", "inline"]
 # Offsets in `data` where 28 bytes stand for a large leaf that was uploaded as a piece of the thread before.
 Holes = Annotated[list[Annotated[int, Meta(ge=0, le=2**53)]], Meta(max_length=10_000)]
 Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # what MessagePack and PostgreSQL hold

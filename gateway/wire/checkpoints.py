@@ -159,9 +159,10 @@ class ChannelHistories(Response):
 
 
 class InlinedArtifact(Response, omit_defaults=True):
-    """An artifact that a state names, by ``resolve=inline``.
+    """An artifact that a state names, by ``resolve=previews`` or ``resolve=inline``.
 
-    ``data`` is its content, of at most 1 MiB each and 8 MiB in an answer; ``too_large``: it is beyond that.
+    ``data`` (``resolve=inline`` only) is its content, of at most 1 MiB each and 8 MiB in an answer; ``too_large``: it
+    is beyond that. ``preview`` is there where the artifact has one.
     ``missing``: the subject has no such artifact. ``withheld``: it needs a client-held share that was not sent, or
     another one. Of the last two nothing else is said.
     """
@@ -169,6 +170,7 @@ class InlinedArtifact(Response, omit_defaults=True):
     name: str | UnsetType = UNSET
     media_type: str | UnsetType = UNSET
     size_bytes: int | UnsetType = UNSET
+    preview: bytes | UnsetType = UNSET
     data: bytes | UnsetType = UNSET
     too_large: bool = False
     missing: bool = False
@@ -190,7 +192,8 @@ class Checkpoint(Response):
 
     ``subject_id`` (a tenant's listing only): whose it is.
 
-    ``artifacts`` (a load with ``resolve=inline`` only): those that the state and its pending writes name, by id.
+    ``artifacts`` (a load with ``resolve=previews`` or ``resolve=inline`` only): those that the state and its pending
+    writes name, by id.
 
     ``history`` (a load that names channels in ``history`` only): what their channel-history says, of the same moment if
     no version is asked for.
@@ -229,7 +232,8 @@ class Checkpoint(Response):
 class CheckpointPage(Response):
     """Checkpoints, newest first. ``next_cursor`` is null on the last page.
 
-    ``artifacts`` (``resolve=inline`` only): those that the page's states and pending writes name, by id.
+    ``artifacts`` (``resolve=previews`` or ``resolve=inline`` only): those that the page's states and pending writes
+    name, by id.
     """
 
     checkpoints: list[Checkpoint]

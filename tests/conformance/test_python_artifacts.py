@@ -72,6 +72,14 @@ def test_a_load_brings_along_what_the_state_names(client, thread_id):
     for head in (thread.load(resolve_artifacts=True), thread.at(saved.checkpoint_id, resolve_artifacts=True)):
         assert head.artifacts == expected
         assert head.state == state
+    previewed = client.artifacts.upload(thread_id, b"third", name="c.txt", media_type="text/plain", preview=b"3rd")
+    saved = thread.save({"shot": previewed.pointer})
+    described = InlinedArtifact(name="c.txt", media_type="text/plain", size_bytes=5, preview=b"3rd")
+    for head in (
+        thread.load(resolve_artifacts="previews"),
+        thread.at(saved.checkpoint_id, resolve_artifacts="previews"),
+    ):
+        assert head.artifacts == {previewed.artifact_id: described}
 
 
 async def test_an_asynchronous_load_brings_them_along_as_well(gateway_env, subject, thread_id):

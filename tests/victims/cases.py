@@ -263,10 +263,12 @@ def escaped(tenant: Tenant, declared: Declared) -> list[Line]:
 
 def inlined(tenant: Tenant, declared: Declared) -> list[Line]:
     content = b"a" * limits.INLINED_BYTES_EACH_MAX
+    preview = base64.urlsafe_b64encode(b"p" * limits.PREVIEW_BYTES_MAX).decode()
     pointers = [
         tenant.send(
             "POST", "/v1/threads/t/artifacts", content=content,
-            headers={"Stateroom-Artifact-Name": f"a{number}", "Content-Type": "text/plain"},
+            headers={"Stateroom-Artifact-Name": f"a{number}", "Content-Type": "text/plain",
+                     "Stateroom-Artifact-Preview": preview},
         ).json()["pointer"]
         for number in range(limits.INLINED_BYTES_MAX // limits.INLINED_BYTES_EACH_MAX)
     ]  # fmt: skip

@@ -105,6 +105,7 @@ def checkpoint_list(
 @click.argument("checkpoint_id", default="latest")
 @click.option("--namespace", default="", metavar="NAME", help="The namespace; the root when left out.")
 @click.option("--state/--no-state", "with_state", default=True, help="Whether to load and print the state.")
+@click.option("--artifacts", "with_artifacts", is_flag=True, help="Print what is said of the artifacts it names.")
 @as_subject
 def checkpoint_show(
     *,
@@ -112,11 +113,15 @@ def checkpoint_show(
     checkpoint_id: str,
     namespace: str,
     with_state: bool,
+    with_artifacts: bool,
     remote: Remote,
 ) -> None:
     """Show a checkpoint, the latest when none is named, with its state and pending writes."""
+    if with_artifacts and not with_state:
+        raise click.UsageError("--artifacts are those that the state names: leave out --no-state.")
+    view, resolve = "state" if with_state else "none", "previews" if with_artifacts else None
     with remote.connect() as connection:
-        checkpoint = load(connection, thread_id, checkpoint_id, namespace, view="state" if with_state else "none")
+        checkpoint = load(connection, thread_id, checkpoint_id, namespace, view=view, resolve=resolve)
     print_checkpoint(remote, checkpoint)
 
 
@@ -125,7 +130,7 @@ def print_checkpoint(remote: Remote, checkpoint: dict[str, Any]) -> None:
     if remote.as_json:
         render.emit_json(checkpoint)
         return
-    inside = {"state", "channels", "pending_writes"}
+    inside = {"state", "channels", "pending_writes", "artifacts"}
     remote.print_record({name: value for name, value in checkpoint.items() if name not in inside})
     if "state" in checkpoint:
         render.line("")
@@ -137,6 +142,11 @@ def print_checkpoint(remote: Remote, checkpoint: dict[str, Any]) -> None:
         for write in checkpoint["pending_writes"]:
             value = render.compact(write.get("value"))
             render.line(f"  {write['task_id']} #{write['idx']} {write['channel']}: {value}")
+    if checkpoint.get("artifacts"):
+        render.line("")
+        render.line("Artifacts")
+        for artifact_id, artifact in checkpoint["artifacts"].items():
+            render.line(f"  {artifact_id}: {render.compact(artifact)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +201,22 @@ def checkpoint_diff(
         context.exit(ExitCode.FAILURE)
 
 
-def load(connection: "Connection", thread_id: str, checkpoint_id: str, namespace: str, *, view: str) -> dict[str, Any]:
+def load(
+    connection: "Connection",
+    thread_id: str,
+    checkpoint_id: str,
+    namespace: str,
+    *,
+    view: str,
+    resolve: str | None = None,
+) -> dict[str, Any]:
     """Ask for one checkpoint.
 
     Raises:
         Failure: the gateway refused, or what answers is no gateway.
     """
     path = ["threads", thread_id, "checkpoints", checkpoint_id]
-    answer = connection.call("GET", path, query={"namespace": namespace, "view": view})
+    answer = connection.call("GET", path, query={"namespace": namespace, "view": view, "resolve": resolve})
     if not isinstance(answer, dict):
         raise Failure("The gateway's answer is not a checkpoint", hint="Is STATEROOM_URL really a Stateroom gateway?")
     return answer

@@ -1,4 +1,4 @@
-"""Artifacts beside the state that names them: what ``resolve=inline`` adds to an answer.
+"""Artifacts beside the state that names them: what ``resolve=previews`` and ``resolve=inline`` add to an answer.
 
 Owns which pointers are resolved and how much of their content an answer holds. A pointer opens nothing by itself: it is
 looked up among the artifacts of the scope that asks, and what it does not find there is missing. The state's own bytes
@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing
 from typing import Any
 from uuid import UUID
+
+from msgspec import UNSET
 
 from gateway import wire
 from gateway.admission import limits
@@ -34,11 +36,11 @@ def shown_values(checkpoints: Iterable[Checkpoint], view: wire.base.View) -> Ite
 
 
 async def inlined(
-    artifacts: Artifacts, scope: Scope, values: Iterable[Value], share: ClientShare | None
+    artifacts: Artifacts, scope: Scope, values: Iterable[Value], share: ClientShare | None, *, with_content: bool
 ) -> dict[str, wire.checkpoints.InlinedArtifact]:
     """The artifacts that these values name, by id, in the order in which they are named first.
 
-    The first `limits.INLINED_ARTIFACTS_MAX` are looked up. Content comes with those of at most
+    The first `limits.INLINED_ARTIFACTS_MAX` are looked up. If content is asked for, it comes with those of at most
     `limits.INLINED_BYTES_EACH_MAX`, as far as the answer's `limits.INLINED_BYTES_MAX` go, in that order; one that does
     not fit is passed over, and a smaller one after it may fit.
 
@@ -64,8 +66,13 @@ async def inlined(
             continue
         artifact = content.artifact
         one = shown[str(artifact_id)] = wire.checkpoints.InlinedArtifact(
-            name=artifact.name, media_type=artifact.media_type, size_bytes=artifact.size_bytes
+            name=artifact.name,
+            media_type=artifact.media_type,
+            size_bytes=artifact.size_bytes,
+            preview=UNSET if artifact.preview is None else artifact.preview,
         )
+        if not with_content:
+            continue
         if artifact.size_bytes <= min(limits.INLINED_BYTES_EACH_MAX, room_bytes):
             room_bytes -= artifact.size_bytes
             wanted.append((one, content))

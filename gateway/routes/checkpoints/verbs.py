@@ -1,5 +1,6 @@
 """Checkpoints: save, load, history, pending writes, channel history."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -235,12 +236,18 @@ async def load_checkpoint(call: Call[Scope], thread_id: str, checkpoint_id: str)
     if conditional and loaded.checkpoint.writes == [] and _is_known(call.exchange, loaded):
         return call.exchange.not_modified(etag=loaded.head_id, token=loaded.token)
     [shown] = await checkpoints_out(call.exchange, [loaded.checkpoint], query.view)
-    if query.resolve == "inline":
-        named = shown_values([loaded.checkpoint], query.view)
-        shown.artifacts = await inlined(call.store.artifacts, call.scope, named, call.exchange.client_share())
+    if query.resolve != "pointers":
+        shown.artifacts = await _resolved(call, query.resolve, shown_values([loaded.checkpoint], query.view))
     if loaded.histories is not None:
         shown.history = await histories_out(call.exchange, loaded.histories)
     return call.exchange.reply(shown, etag=loaded.head_id, token=loaded.token, compressed=True)
+
+
+async def _resolved(
+    call: Call[Scope], resolve: wire.base.Resolve, values: Iterable[model.Value]
+) -> dict[str, wire.checkpoints.InlinedArtifact]:
+    share = call.exchange.client_share()
+    return await inlined(call.store.artifacts, call.scope, values, share, with_content=resolve == "inline")
 
 
 def _is_known(exchange: Exchange, loaded: model.Loaded) -> bool:
@@ -328,9 +335,8 @@ async def _history(call: Call[Scope], thread_id: str | None, query: HistoryFilte
         checkpoints=await checkpoints_out(call.exchange, page.items, query.view),
         next_cursor=cursor.next(page.after),
     )
-    if query.resolve == "inline":
-        named = shown_values(page.items, query.view)
-        shown.artifacts = await inlined(call.store.artifacts, call.scope, named, call.exchange.client_share())
+    if query.resolve != "pointers":
+        shown.artifacts = await _resolved(call, query.resolve, shown_values(page.items, query.view))
     return call.exchange.reply(shown, compressed=True)
 
 

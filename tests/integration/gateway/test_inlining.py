@@ -80,6 +80,39 @@ def test_an_artifact_that_the_state_or_a_write_names_comes_along_and_the_state_s
     assert base64.b64decode(in_json["artifacts"][shown["artifact_id"]]["data"]) == b"\x89PNG"
 
 
+def test_names_types_sizes_and_previews_come_along_without_a_content(client: httpx.Client) -> None:
+    thread = str(uuid4())
+    preview = os.urandom(4096)
+    header = base64.urlsafe_b64encode(preview).decode()
+    seen = upload(client, b"x" * (MIB + 1), thread, Stateroom_Artifact_Preview=header)
+    bare = upload(client, b"", thread)
+    save(client, thread, {"shots": [seen["pointer"], bare["pointer"]]})
+    of_file = {"name": "a.png", "media_type": "image/png"}
+    described = {
+        seen["artifact_id"]: {**of_file, "size_bytes": MIB + 1, "preview": preview},
+        bare["artifact_id"]: {**of_file, "size_bytes": 0},
+    }
+    with_previews = load(client, thread, "resolve=previews")
+    assert with_previews.pop("artifacts") == described
+    assert with_previews == load(client, thread, "resolve=pointers")
+    page = client.get(f"/v1/threads/{thread}/checkpoints?view=state&resolve=previews").json()
+    assert base64.b64decode(page["artifacts"][seen["artifact_id"]]["preview"]) == preview
+    # Content that is asked for comes with them, and what is too large has its preview all the same.
+    described[seen["artifact_id"]]["too_large"] = True
+    described[bare["artifact_id"]]["data"] = b""
+    assert load(client, thread)["artifacts"] == described
+
+
+def test_a_load_with_previews_is_always_answered_whole(client: httpx.Client) -> None:
+    thread = str(uuid4())
+    made = upload(client, b"1", thread)
+    save(client, thread, {"a": made["pointer"]})
+    path = f"/v1/threads/{thread}/checkpoints/latest"
+    known = {"If-None-Match": client.get(path).headers["etag"]}
+    assert client.get(path, headers=known).status_code == 304
+    assert list(client.get(f"{path}?resolve=previews", headers=known).json()["artifacts"]) == [made["artifact_id"]]
+
+
 def test_a_page_of_the_history_has_what_its_states_name_once(client: httpx.Client) -> None:
     thread = str(uuid4())
     first, second = upload(client, b"1", thread), upload(client, b"2", thread)
@@ -144,6 +177,11 @@ def test_what_is_under_a_share_comes_with_that_share_only(client: httpx.Client) 
     assert artifacts[secret["artifact_id"]]["data"] == b"secret"
     assert artifacts[plain["artifact_id"]]["data"] == b"plain"
     assert artifacts[foreign["artifact_id"]] == {"withheld": True}
+    previews = load(client, sealed_thread, "resolve=previews", Stateroom_Client_Share=share)["artifacts"]
+    assert previews[secret["artifact_id"]]["size_bytes"] == 6
+    assert previews[foreign["artifact_id"]] == {"withheld": True}
+    previews = load(client, open_thread, "resolve=previews")["artifacts"]
+    assert previews[secret["artifact_id"]] == previews[foreign["artifact_id"]] == {"withheld": True}
     artifacts = load(client, open_thread)["artifacts"]
     assert artifacts[plain["artifact_id"]]["data"] == b"plain"
     assert artifacts[secret["artifact_id"]] == artifacts[foreign["artifact_id"]] == {"withheld": True}
@@ -189,22 +227,23 @@ def naming(*artifact_ids: UUID) -> list[Value]:
 async def test_a_pointer_is_resolved_in_the_scope_that_asks_and_nowhere_else(store: Store, scope: Scope) -> None:
     own, nothing = await create(store, scope, b"own"), uuid4()
     named = naming(own.artifact_id, nothing)
-    shown = await inlined(store.artifacts, scope, named, None)
+    shown = await inlined(store.artifacts, scope, named, None, with_content=True)
     assert shown[str(own.artifact_id)].data == b"own"
     assert shown[str(nothing)] == InlinedArtifact(missing=True)
     other_subject = Scope(scope.tenant_id, "somebody-else")
     await create(store, other_subject, b"theirs")  # a subject with keys, and so with data
     for stranger in (other_subject, Scope(scope.tenant_id, "nobody-yet"), Scope(uuid4(), scope.subject_id)):
-        seen = await inlined(store.artifacts, stranger, named, None)
-        assert list(seen.values()) == [InlinedArtifact(missing=True)] * 2
+        for with_content in (False, True):
+            seen = await inlined(store.artifacts, stranger, named, None, with_content=with_content)
+            assert list(seen.values()) == [InlinedArtifact(missing=True)] * 2
 
 
 async def test_only_so_many_pointers_are_looked_up(store: Store, scope: Scope) -> None:
     own = await create(store, scope, b"own")
     strays = [uuid4() for _ in range(limits.INLINED_ARTIFACTS_MAX)]
-    last_in = await inlined(store.artifacts, scope, naming(*strays[1:], own.artifact_id), None)
+    last_in = await inlined(store.artifacts, scope, naming(*strays[1:], own.artifact_id), None, with_content=True)
     assert last_in[str(own.artifact_id)].data == b"own"
-    beyond = await inlined(store.artifacts, scope, naming(*strays, own.artifact_id), None)
+    beyond = await inlined(store.artifacts, scope, naming(*strays, own.artifact_id), None, with_content=True)
     assert str(own.artifact_id) not in beyond
     assert len(last_in) == len(beyond) == limits.INLINED_ARTIFACTS_MAX
 
@@ -214,8 +253,10 @@ async def test_a_damaged_artifact_fails_the_load_and_is_never_left_out(
 ) -> None:
     good, bad = await create(store, scope, b"good"), await create(store, scope, b"bad")
     await admin.execute("UPDATE stateroom.artifacts SET size_bytes = 2 WHERE artifact_id = $1", bad.artifact_id)
-    with pytest.raises(IntegrityFailure):
-        await inlined(store.artifacts, scope, naming(good.artifact_id, bad.artifact_id), None)
+    named = naming(good.artifact_id, bad.artifact_id)
+    for with_content in (False, True):
+        with pytest.raises(IntegrityFailure):
+            await inlined(store.artifacts, scope, named, None, with_content=with_content)
 
 
 async def test_without_an_object_store_a_state_that_names_nothing_still_loads(
@@ -223,8 +264,8 @@ async def test_without_an_object_store_a_state_that_names_nothing_still_loads(
 ) -> None:
     bare = await open_store(database, root_key, None)
     try:
-        assert await inlined(bare.artifacts, scope, naming(), None) == {}
+        assert await inlined(bare.artifacts, scope, naming(), None, with_content=True) == {}
         with pytest.raises(BlobsNotConfigured):
-            await inlined(bare.artifacts, scope, naming(uuid4()), None)
+            await inlined(bare.artifacts, scope, naming(uuid4()), None, with_content=True)
     finally:
         await bare.close()

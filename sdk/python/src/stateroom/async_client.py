@@ -36,6 +36,7 @@ from stateroom.types import (
     CopyReceipt,
     Head,
     RemovalReceipt,
+    ResolveArtifacts,
     SaveOptions,
     SaveReceipt,
     StateT,
@@ -469,11 +470,12 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
         super().__init__(thread_id, client.pieces, options)
         self._client = client
 
-    async def load(self, *, resolve_artifacts: bool = False) -> Head[StateT] | None:
+    async def load(self, *, resolve_artifacts: ResolveArtifacts = False) -> Head[StateT] | None:
         """The newest checkpoint, or the one a fork starts from; later saves follow it.
 
         Args:
-            resolve_artifacts: Bring along the artifacts that the state names, as ``Head.artifacts``.
+            resolve_artifacts: Bring along the artifacts that the state names, as ``Head.artifacts``; ``"previews"``:
+                their names, types, sizes and previews only.
 
         Returns:
             The checkpoint with its state, or ``None`` when the thread is new.
@@ -487,12 +489,13 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
         pinned = self._client.pin()
         return await self._client.drive(self._load(pinned, resolve_artifacts=resolve_artifacts), pinned)
 
-    async def at(self, checkpoint_id: str, *, resolve_artifacts: bool = False) -> Head[StateT]:
+    async def at(self, checkpoint_id: str, *, resolve_artifacts: ResolveArtifacts = False) -> Head[StateT]:
         """An old checkpoint, without changing what later saves follow.
 
         Args:
             checkpoint_id: Its id.
-            resolve_artifacts: Bring along the artifacts that the state names, as ``Head.artifacts``.
+            resolve_artifacts: Bring along the artifacts that the state names, as ``Head.artifacts``; ``"previews"``:
+                their names, types, sizes and previews only.
 
         Raises:
             CheckpointNotFound: There is none.

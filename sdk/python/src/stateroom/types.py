@@ -12,6 +12,8 @@ import msgspec
 
 Status = Literal["active", "waiting", "failed", "done"]
 Disposition = Literal["attachment", "inline"]
+# What of the artifacts that a state names comes along with a load: True, all of them; "previews", not their content.
+ResolveArtifacts = bool | Literal["previews"]
 StateT = TypeVar("StateT")
 
 
@@ -223,7 +225,9 @@ class InlinedArtifact(msgspec.Struct, kw_only=True, omit_defaults=True):
         name: Its name. It is whatever was uploaded: never use it as a path.
         media_type: Its media type.
         size_bytes: Size of its content.
-        data: Its content: at most 1 MiB each and 8 MiB together. ``None``: one of the following.
+        preview: What its uploader gave as a thumbnail or summary.
+        data: Its content: at most 1 MiB each and 8 MiB together. ``None``: only previews were asked for, or one of the
+            following.
         too_large: It is beyond these bounds; download it.
         missing: The subject has no such artifact.
         withheld: It needs a client-held share that this client does not have.
@@ -232,6 +236,7 @@ class InlinedArtifact(msgspec.Struct, kw_only=True, omit_defaults=True):
     name: str | None = None
     media_type: str | None = None
     size_bytes: int | None = None
+    preview: bytes | None = None
     data: bytes | None = None
     too_large: bool = False
     missing: bool = False

@@ -195,6 +195,20 @@ def test_showing_a_checkpoint_prints_its_state_without_driving_the_terminal(comm
     assert "\x9b" not in outcome.out
 
 
+def test_the_artifacts_that_a_checkpoint_names_are_shown_if_asked_for(command, gateway):
+    artifacts = {"a1": {"name": "shot \x1b[31m.png", "media_type": "image/png", "size_bytes": 3, "preview": "cA=="}}
+    gateway.answer({**checkpoint("c1", {"shot": "stateroom:artifact:a1"}), "artifacts": artifacts})
+    outcome = command("checkpoint", "show", "t1", "--artifacts")
+    assert gateway.last.query["resolve"] == "previews"
+    assert "a1: " in outcome.out
+    assert "image/png" in outcome.out
+    assert "\x1b" not in outcome.out
+    gateway.answer(checkpoint("c1", {}))
+    command("checkpoint", "show", "t1")
+    assert "resolve" not in gateway.last.query
+    assert command("checkpoint", "show", "t1", "--artifacts", "--no-state").code == 2
+
+
 def test_a_difference_defaults_to_what_the_latest_checkpoint_changed(command, gateway):
     gateway.answer(checkpoint("c2", {"done": ["a", "b"], "n": 2}, parent_id="c1", step=2))
     gateway.answer(checkpoint("c1", {"done": ["a"], "n": 1, "old": True}))

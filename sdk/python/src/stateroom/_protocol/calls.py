@@ -41,6 +41,7 @@ from stateroom.types import (
     CheckpointInfo,
     CopyReceipt,
     RemovalReceipt,
+    ResolveArtifacts,
     SaveReceipt,
     Status,
     ThreadInfo,
@@ -135,13 +136,14 @@ def load_state(
     checkpoint_id: str | None,
     *,
     accepts: str | None = None,
-    resolve_artifacts: bool = False,
+    resolve_artifacts: ResolveArtifacts = False,
 ) -> Steps[tuple[CheckpointWithState | HoledCheckpoint, str | None] | None]:
     """A checkpoint with its state and the namespace's head id; ``None`` when there is none.
 
     Large parts come as references, but with artifacts: the gateway looks for their names in what it sends.
     """
-    pieces, resolve = (None, "inline") if resolve_artifacts else ("refs", None)
+    resolve = "inline" if resolve_artifacts is True else resolve_artifacts or None
+    pieces = None if resolve else "refs"
     call = _load_call(thread_id, namespace, checkpoint_id, "state", accepts, pieces=pieces, resolve=resolve)
     try:
         answer = yield call

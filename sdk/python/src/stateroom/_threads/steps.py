@@ -28,7 +28,7 @@ from stateroom._remembered.pieces import PieceCache, receiving_state, sending_st
 from stateroom._threads.plain import from_plain, result_type, state_from_plain, state_to_plain, to_plain
 from stateroom.errors import CheckpointNotFound, InvalidRequest, NotFound, OnceKeyReused
 from stateroom.schema import StateVersion, accepted
-from stateroom.types import CheckpointOptions, Head, SaveReceipt, StateT, Status, ThreadInfo
+from stateroom.types import CheckpointOptions, Head, ResolveArtifacts, SaveReceipt, StateT, Status, ThreadInfo
 
 ONCE_ANCHOR = "stateroom:once"
 """The checkpoint id that all ``once`` results of a namespace are kept under. No checkpoint has it.
@@ -129,7 +129,7 @@ class ThreadSteps(Generic[StateT]):
         return Head(**fields)
 
     def _found(
-        self, pinned: Pinned, checkpoint_id: str | None, *, resolve_artifacts: bool
+        self, pinned: Pinned, checkpoint_id: str | None, *, resolve_artifacts: ResolveArtifacts
     ) -> Steps[tuple[CheckpointWithState, str | None] | None]:
         for is_last in (False, True):
             loaded = yield from calls.load_state(
@@ -152,7 +152,7 @@ class ThreadSteps(Generic[StateT]):
                     raise
         raise AssertionError  # the last round returns or raises
 
-    def _load(self, pinned: Pinned, *, resolve_artifacts: bool = False) -> Steps[Head[StateT] | None]:
+    def _load(self, pinned: Pinned, *, resolve_artifacts: ResolveArtifacts = False) -> Steps[Head[StateT] | None]:
         loaded = yield from self._found(pinned, self._fork_of, resolve_artifacts=resolve_artifacts)
         if loaded is None:
             if self._fork_of is not None:
@@ -163,7 +163,9 @@ class ThreadSteps(Generic[StateT]):
         self._take_position(head_id or checkpoint.checkpoint_id, checkpoint.step)
         return self._as_head(checkpoint)
 
-    def _at(self, pinned: Pinned, checkpoint_id: str, *, resolve_artifacts: bool = False) -> Steps[Head[StateT]]:
+    def _at(
+        self, pinned: Pinned, checkpoint_id: str, *, resolve_artifacts: ResolveArtifacts = False
+    ) -> Steps[Head[StateT]]:
         loaded = yield from self._found(pinned, checkpoint_id, resolve_artifacts=resolve_artifacts)
         if loaded is None:
             raise CheckpointNotFound("the namespace has no such checkpoint")
