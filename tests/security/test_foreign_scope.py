@@ -2,6 +2,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -172,6 +173,7 @@ class World(NamedTuple):
     owner_key: str
     decrypting_key: str
     callers: dict[str, Caller]
+    client_of: dict[str, httpx.Client]  # of each caller: one for the whole module
     another_operator: Callable[[], str]  # makes a key
     targets: dict[str, Target]  # by operation, or of all; taken out by a test, put back by one that found it unchanged
     keys: dict[tuple[str | None, tuple[str, ...]], str]  # of the tenant, by subject and permissions
@@ -214,7 +216,7 @@ def database_dsn(durable_postgres: EmbeddedPostgres, deployment: Deployment) -> 
 
 
 @pytest.fixture(scope="module")
-async def world(own_gateway: ProductionGateway, launcher: Launcher, database_dsn: str) -> World:
+async def world(own_gateway: ProductionGateway, launcher: Launcher, database_dsn: str) -> AsyncIterator[World]:
     deployment = own_gateway.deployment
     environ = {"PATH": os.environ["PATH"], **deployment.environ}
 
@@ -259,7 +261,12 @@ async def world(own_gateway: ProductionGateway, launcher: Launcher, database_dsn
             anchored = client.post(path)
         assert (anchored.status_code, anchored.json()["stored"]) == (200, True), anchored.text
     reading_any = operator_key("--decrypt-any")
-    return World(tenancy, *tenant_ids, service_key, owner_key, reading_any, callers, operator_key, {}, {})
+    with ExitStack() as clients:
+        client_of = {
+            name: clients.enter_context(tenancy.client(caller.api_key, caller.subject, **caller.headers))
+            for name, caller in callers.items()
+        }
+        yield World(tenancy, *tenant_ids, service_key, owner_key, reading_any, callers, client_of, operator_key, {}, {})
 
 
 @pytest.fixture(scope="module")
@@ -569,11 +576,10 @@ async def test_a_tenants_and_the_operators_records_are_out_of_reach(
         seen = _seen(subject, ours.thread)
     await _settled(connection, world.tenant_id, world.foreign_tenant_id, ours.tenant_id, DEPLOYMENT)
     before = await _stored(connection, world.tenant_id, ours.tenant_id, DEPLOYMENT)
-    for stranger, caller in world.callers.items():
+    for stranger in world.callers:
         if _may(stranger, permission):
             continue
-        with world.tenancy.client(caller.api_key, caller.subject, **caller.headers) as client:
-            answer = request_of(declared, **ours.named).send(client)
+        answer = request_of(declared, **ours.named).send(world.client_of[stranger])
         assert answer.status_code == _expected(declared, stranger, of_operator=of_operator), (stranger, answer.text)
         if answer.status_code >= 400:
             assert_problem(answer)
@@ -588,13 +594,12 @@ async def test_a_tenants_and_the_operators_records_are_out_of_reach(
     with world.tenancy.client(ours.service_key, ours.subject_id) as subject:
         assert _seen(subject, ours.thread) == seen
     untouched = True
-    for stranger, caller in world.callers.items():
+    for stranger in world.callers:
         if not _may(stranger, permission):
             continue
         if not untouched:  # the one before did it
             ours = await _damaged(_records(world, declared), declared, connection)
-        with world.tenancy.client(caller.api_key, caller.subject, **caller.headers) as client:
-            answer = request_of(declared, **ours.named).send(client)
+        answer = request_of(declared, **ours.named).send(world.client_of[stranger])
         assert answer.status_code in declared.operation.statuses, answer.text
         untouched = declared.operation.method.value == "GET"
 
@@ -616,14 +621,13 @@ def test_a_subjects_state_is_out_of_reach(world: World, name: str, strangers: li
             each for each in (thread.artifact_id, thread.upload_id) if each not in (NO_ID, *request.path.split("/"))
         ]
         for stranger in strangers:
-            caller = world.callers[stranger]
-            with world.tenancy.client(caller.api_key, caller.subject, **caller.headers) as client:
-                if request.method == "GET":
-                    headed = request.send(client, "HEAD")
-                    answer = request.send(client)
-                    assert (headed.status_code, headed.content) == (answer.status_code, b"")
-                else:
-                    answer = request.send(client)
+            client = world.client_of[stranger]
+            if request.method == "GET":
+                headed = request.send(client, "HEAD")
+                answer = request.send(client)
+                assert (headed.status_code, headed.content) == (answer.status_code, b"")
+            else:
+                answer = request.send(client)
             _refused_or_alone(answer, declared, stranger, secrets)
         assert _seen(owner, thread) == target.seen
     world.targets[name] = target
