@@ -397,6 +397,16 @@ def archiving(tenant: Tenant, declared: Declared) -> list[Line]:
     return whole(tenant, *both, tenant.raw("GET", f"{SAVE.format(thread_id)}/latest"))
 
 
+def segmenting(tenant: Tenant, declared: Declared) -> list[Line]:
+    heavy_history(tenant)
+    thread_id = f"segmented-{uuid4()}"
+    tenant.send("POST", "/v1/threads/t/copy", json={"target_thread_id": thread_id})
+    here = f"/v1/threads/{thread_id}"
+    moved = tenant.raw("POST", f"{here}/archive?keep_last=1")
+    pages = [tenant.raw("GET", f"{SAVE.format(thread_id)}?limit=1000&status={each}") for each in ("active", "failed")]
+    return whole(tenant, moved, *pages, tenant.raw("POST", f"{here}/restore"))
+
+
 def verifying(tenant: Tenant, declared: Declared) -> list[Line]:
     heavy_history(tenant)
     dense_states(tenant, "dense")
@@ -613,6 +623,11 @@ CASES: dict[str, Case] = {
         frozenset({"done"}),
         rows=rows.rows_to_count,
         beside=rows.count,
+    ),
+    "segments": Case(
+        "128 move 999 checkpoints into segments, list them there, look for what none of them is, and bring them back",
+        segmenting,
+        shares="history",
     ),
     "unknown keys": Case("128 connections with unknown keys that look right", unknown_keys, frozenset({"401"})),
 }
