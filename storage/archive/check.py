@@ -11,7 +11,6 @@ It also tells what of the rows the stub keeps: which key versions they need, by 
 long those are. It neither fetches nor writes.
 """
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from uuid import UUID
 
@@ -25,6 +24,7 @@ from storage.access.completeness import (
     compare_writes,
     open_own_head,
 )
+from storage.concurrency.turns import Pauses
 from storage.errors import IntegrityFailure
 from storage.format.chain import LiveSet
 from storage.format.cold.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, TAGS, StoredRow, row_of
@@ -42,9 +42,6 @@ from storage.format.record import (
 from storage.ledger.ledger import pack_named_ids, unpack_named_ids
 from storage.statements.threads.archives import ENVELOPES, SizedThreadRow
 from storage.statements.threads.threads import HeadRow
-
-# Rows that are opened before other requests have their turn: about a millisecond.
-_TURN_ROWS = 32
 
 
 class ArchiveContents:
@@ -81,6 +78,7 @@ class ArchiveContents:
         self.counts = dict.fromkeys((CHECKPOINTS, TAGS, PENDING_WRITES, CHUNKS), 0)
         self.hot_bytes = 0
         self.key_versions: set[int] = set()
+        self._pauses = Pauses()
 
     # --- rows ------------------------------------------------------------------------------------------------------
 
@@ -91,59 +89,65 @@ class ArchiveContents:
             IntegrityFailure: One does not authenticate, or is of another thread.
             KeyDestroyed: One is sealed under a key that is gone.
         """
-        for at in range(0, len(rows), _TURN_ROWS):
-            self._take(table, rows[at : at + _TURN_ROWS])
-            await asyncio.sleep(0)
-
-    def _take(self, table: str, rows: Sequence[StoredRow]) -> None:
+        take = {
+            CHECKPOINTS: self._checkpoint, TAGS: self._tag, PENDING_WRITES: self._pending_write, CHUNKS: self._chunk,
+        }[table]  # fmt: skip
         self.counts[table] += len(rows)
-        if any(row["thread_id"] != self._thread_id for row in rows):
-            raise IntegrityFailure("a row is of another thread")
-        if table == TAGS:
-            return
         for row in rows:
-            envelope = row[ENVELOPES[table]]
-            try:
-                self.key_versions.add(peek_header(envelope).key_version)
-            except OpenError:
-                raise IntegrityFailure from None
-            self.hot_bytes += len(envelope)
-            self._named_ids.add(row["named_ids"])
-        {CHECKPOINTS: self._checkpoints, PENDING_WRITES: self._pending_writes, CHUNKS: self._chunks}[table](rows)
+            if row["thread_id"] != self._thread_id:
+                raise IntegrityFailure("a row is of another thread")
+            await self._pauses.after(take(row))
 
-    def _checkpoints(self, rows: Iterable[StoredRow]) -> None:
-        for row in rows:
-            namespace, checkpoint_id = row["namespace"], row["checkpoint_id"]
-            self.named.update(unpack_ids(row["piece_ids"]))
-            self._runs.add(row["run_id"])
-            self._agents.add(row["agent"])
-            self._every_schema.add(row["state_schema"])
-            if checkpoint_id.encode() > self.newest.get(namespace, "").encode():
-                self.newest[namespace] = checkpoint_id
-                self._schemas[namespace] = row["state_schema"]
-            if self._opens:
-                opened = open_checkpoint(self._sealer, row_of(CheckpointRow, row))
-                self.live[namespace] = self.live.get(namespace, LiveSet()).add(opened.member)
+    def _tag(self, row: StoredRow) -> int:
+        del row
+        return 0
 
-    def _pending_writes(self, rows: Iterable[StoredRow]) -> None:
-        for row in rows:
-            self.named.update(unpack_ids(row["piece_ids"]))
-            if self._opens:
-                opened = open_write(self._sealer, row_of(WriteRow, row))
-                self.writes.add(opened.columns.namespace, opened.columns.checkpoint_id, opened.mac)
+    def _sealed(self, row: StoredRow, table: str) -> int:
+        """Take what an envelope says in clear; returns its length."""
+        envelope = row[ENVELOPES[table]]
+        try:
+            self.key_versions.add(peek_header(envelope).key_version)
+        except OpenError:
+            raise IntegrityFailure from None
+        self.hot_bytes += len(envelope)
+        self._named_ids.add(row["named_ids"])
+        return len(envelope)
 
-    def _chunks(self, rows: Sequence[StoredRow]) -> None:
-        reader = PieceReader(self._sealer)
-        for row in rows:
-            self.present.add(row["piece_id"])
-            self.blob_ids.update(unpack_named_ids(row["named_ids"]))
-            if row["children"] is not None:
-                self.named.update(unpack_ids(row["children"]))
+    def _checkpoint(self, row: StoredRow) -> int:
+        size = self._sealed(row, CHECKPOINTS)
+        namespace, checkpoint_id = row["namespace"], row["checkpoint_id"]
+        self.named.update(unpack_ids(row["piece_ids"]))
+        self._runs.add(row["run_id"])
+        self._agents.add(row["agent"])
+        self._every_schema.add(row["state_schema"])
+        if checkpoint_id.encode() > self.newest.get(namespace, "").encode():
+            self.newest[namespace] = checkpoint_id
+            self._schemas[namespace] = row["state_schema"]
         if not self._opens:
-            return
-        reader.add(row_of(PieceRow, row) for row in rows)
-        for row in rows:
+            return size
+        opened = open_checkpoint(self._sealer, row_of(CheckpointRow, row))
+        self.live[namespace] = self.live.get(namespace, LiveSet()).add(opened.member)
+        return opened.opened_bytes
+
+    def _pending_write(self, row: StoredRow) -> int:
+        size = self._sealed(row, PENDING_WRITES)
+        self.named.update(unpack_ids(row["piece_ids"]))
+        if self._opens:
+            opened = open_write(self._sealer, row_of(WriteRow, row))
+            self.writes.add(opened.columns.namespace, opened.columns.checkpoint_id, opened.mac)
+        return size
+
+    def _chunk(self, row: StoredRow) -> int:
+        size = self._sealed(row, CHUNKS)
+        self.present.add(row["piece_id"])
+        self.blob_ids.update(unpack_named_ids(row["named_ids"]))
+        if row["children"] is not None:
+            self.named.update(unpack_ids(row["children"]))
+        if self._opens:
+            reader = PieceReader(self._sealer)
+            reader.add([row_of(PieceRow, row)])
             reader.look_up(row["piece_id"])
+        return size
 
     # --- what a stub keeps of them ----------------------------------------------------------------------------------
 

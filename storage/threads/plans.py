@@ -25,6 +25,7 @@ from storage.access.completeness import (
     open_own_head,
 )
 from storage.access.sealing import Sealing
+from storage.concurrency.turns import Pauses
 from storage.errors import ThreadArchived
 from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
 from storage.format.cold.segment import ColdSums
@@ -50,9 +51,8 @@ from storage.tiers.rows import place_of
 # Pieces that one transaction removes while a save may be waiting for it, and the bytes of their envelopes.
 BATCH_CHUNKS = 250
 BATCH_BYTES = 1024 * 1024
-# Checkpoints read at a time, and opened before other requests of this process have their turn.
+# Checkpoints read at a time.
 _READ_ROWS = 200
-_TURN_ROWS = 16
 # Checkpoints saved since the last batch that are looked for among the newest before all ids are read.
 _NEWEST_ROWS_MAX = 64
 
@@ -479,12 +479,13 @@ async def _walk(
     """All checkpoints of a namespace, opened; other requests of this process have their turn in between."""
     where = {"thread_id": thread_id, "namespace": namespace}
     ids = await transaction.fetch_all(sql.CHECKPOINT_IDS, **where)
+    pauses = Pauses()
     for some in _parts(ids, _READ_ROWS):
         found = await transaction.fetch_all(sql.CHECKPOINTS, **where, checkpoint_ids=some)
-        for number, row in enumerate(found):
-            if number % _TURN_ROWS == 0:
-                await asyncio.sleep(0)
-            yield open_checkpoint(sealer, row)
+        for row in found:
+            opened = open_checkpoint(sealer, row)
+            yield opened
+            await pauses.after(opened.opened_bytes)
 
 
 async def garbage_of(

@@ -64,9 +64,17 @@ def watch():
 
 
 @pytest.fixture
-def watched(connections, root_key, watch):
-    options = StoreOptions(observer=watch)
-    return Store(connections, root_key=root_key, deployment_id=DEPLOYMENT_ID, options=options)
+async def watched(database, root_key, watch):
+    opened = await Store.open(
+        database.app_url,
+        root_key=root_key,
+        deployment_id=DEPLOYMENT_ID,
+        connections_max=8,
+        durable=False,
+        options=StoreOptions(observer=watch),
+    )
+    yield opened
+    await opened.close()
 
 
 @pytest.fixture

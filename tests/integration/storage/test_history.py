@@ -19,11 +19,17 @@ def steps(page):
 
 
 @pytest.fixture
-async def filled(connections, root_key, scope):
+async def filled(database, root_key, scope):
     """Six checkpoints a minute apart, in two threads and a namespace."""
     clock = ManualClock(START)
-    options = StoreOptions(clock=clock)
-    store = Store(connections, root_key=root_key, deployment_id=DEPLOYMENT_ID, options=options)
+    store = await Store.open(
+        database.app_url,
+        root_key=root_key,
+        deployment_id=DEPLOYMENT_ID,
+        connections_max=2,
+        durable=False,
+        options=StoreOptions(clock=clock),
+    )
     places = [("t1", ""), ("t1", ""), ("t1", "sub"), ("t2", ""), ("t2", ""), ("t1", "")]
     for number, (thread_id, namespace) in enumerate(places):
         await save(
@@ -40,7 +46,8 @@ async def filled(connections, root_key, scope):
             metadata={"user": {"plan": "pro", "n": number}, "tags": ["a", "b"]},
         )
         clock.set(clock.now() + timedelta(minutes=1))
-    return store
+    yield store
+    await store.close()
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,17 @@ def bucket():
 
 
 @pytest.fixture
-def store(connections, root_key, bucket):
-    options = StoreOptions(blobs=bucket)
-    return Store(connections, root_key=root_key, deployment_id=DEPLOYMENT_ID, options=options)
+async def store(database, root_key, bucket):
+    opened = await Store.open(
+        database.app_url,
+        root_key=root_key,
+        deployment_id=DEPLOYMENT_ID,
+        connections_max=8,
+        durable=False,
+        options=StoreOptions(blobs=bucket),
+    )
+    yield opened
+    await opened.close()
 
 
 def screen(number, size=150_000):

@@ -36,14 +36,30 @@ def blobs():
 
 
 @pytest.fixture
-def opened(connections, root_key, blobs):
-    options = StoreOptions(blobs=blobs)
-    return lambda: Store(connections, root_key=root_key, deployment_id=DEPLOYMENT_ID, options=options)
+async def opened(database, root_key, blobs):
+    stores = []
+
+    async def one():
+        stores.append(
+            await Store.open(
+                database.app_url,
+                root_key=root_key,
+                deployment_id=DEPLOYMENT_ID,
+                connections_max=4,
+                durable=False,
+                options=StoreOptions(blobs=blobs),
+            )
+        )
+        return stores[-1]
+
+    yield one
+    for each in stores:
+        await each.close()
 
 
 @pytest.fixture
-def gateway(opened):
-    return opened()
+async def gateway(opened):
+    return await opened()
 
 
 @pytest.fixture
@@ -141,7 +157,7 @@ async def test_a_job_goes_on_where_another_process_left_it(gateway, opened, user
     async with gateway.unit_of_work.begin(scope) as transaction:
         await lease.advance(transaction, json.encode(at).decode(), 0, 3)
     await gateway.jobs.release(lease, 0.0)
-    other = opened()
+    other = await opened()
     job = await ended(other, scope, job_id)
     report = json.decode(job.note, type=verifying.TenantReport)
     assert (job.done, report.threads, report.checkpoints, report.found) == (3, 6, 6, {})
