@@ -248,6 +248,18 @@ async def test_only_so_many_pointers_are_looked_up(store: Store, scope: Scope) -
     assert len(last_in) == len(beyond) == limits.INLINED_ARTIFACTS_MAX
 
 
+async def test_what_a_state_names_is_held_without_its_metadata(store: Store, scope: Scope) -> None:
+    async def body() -> Any:
+        yield b"x"
+
+    new = NewArtifact(name="a", metadata={"deep": [[]] * 5_000}, preview=b"p")
+    made = await store.artifacts.create(scope, "t", new, body())
+    assert (await store.artifacts.get(scope, made.artifact_id)).metadata == new.metadata
+    content = (await store.artifacts.open_named(scope, [made.artifact_id]))[made.artifact_id]
+    assert content is not None
+    assert (content.artifact.preview, content.artifact.metadata) == (b"p", {})
+
+
 async def test_a_damaged_artifact_fails_the_load_and_is_never_left_out(
     store: Store, scope: Scope, admin: asyncpg.Connection
 ) -> None:
