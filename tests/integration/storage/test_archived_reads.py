@@ -69,17 +69,12 @@ def bucket(clock):
 
 
 @pytest.fixture
-async def store(database, root_key, clock, bucket):
-    opened = await Store.open(
-        database.app_url,
-        root_key=root_key,
-        deployment_id=DEPLOYMENT_ID,
-        connections_max=4,
-        durable=False,
-        options=StoreOptions(clock=clock, blobs=MemoryBlobStore(clock=clock), archive=bucket, offload_bytes_min=4096),
-    )
+async def store(connections, root_key, clock, bucket):
+    blobs = MemoryBlobStore(clock=clock)
+    options = StoreOptions(clock=clock, blobs=blobs, archive=bucket, offload_bytes_min=4096)
+    opened = Store(connections, root_key=root_key, deployment_id=DEPLOYMENT_ID, options=options)
     yield opened
-    await opened.close()
+    await opened.workers.close()
 
 
 @pytest.fixture

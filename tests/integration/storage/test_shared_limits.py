@@ -34,17 +34,8 @@ def bucket():
 
 
 @pytest.fixture
-async def store(database, root_key, bucket):
-    opened = await Store.open(
-        database.app_url,
-        root_key=root_key,
-        deployment_id=DEPLOYMENT_ID,
-        connections_max=8,
-        durable=False,
-        options=StoreOptions(blobs=bucket),
-    )
-    yield opened
-    await opened.close()
+def store(connections, root_key, bucket):
+    return Store(connections, root_key=root_key, deployment_id=DEPLOYMENT_ID, options=StoreOptions(blobs=bucket))
 
 
 class Body:
