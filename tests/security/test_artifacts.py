@@ -23,7 +23,7 @@ PART = 8 * 1024 * 1024
 MEAN = ["../../etc/passwd", "a/b\\c", "%2e%2e%2f", "\u202egnp.exe", "ﬁle\uff0e\uff0e", "名前.png", "v1/x", "x" * 255]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 async def gateway(deployment, launcher, s3_server) -> AsyncIterator[ProductionGateway]:
     environ = deployment.environ | {"STATEROOM_S3_URL": s3_server.url()}
     with_files = Deployment(deployment.database, environ, deployment.operator_key, deployment.api_key)
@@ -31,14 +31,14 @@ async def gateway(deployment, launcher, s3_server) -> AsyncIterator[ProductionGa
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 async def bucket(s3_server) -> AsyncIterator[S3BlobStore]:
     opened = S3BlobStore(S3Location.parse(s3_server.url()), threads=2)
     yield opened
     await opened.aclose()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 async def superuser(durable_postgres, deployment) -> AsyncIterator[asyncpg.Connection]:
     connection = await asyncpg.connect(durable_postgres.superuser_url(deployment.database).replace("+asyncpg", ""))
     yield connection
