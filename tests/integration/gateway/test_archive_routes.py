@@ -40,29 +40,17 @@ def archive(thaw_clock):
 
 
 @pytest.fixture
-async def opening(database, root_key):
-    opened = []
+def opening(connections, root_key):
+    def open_with(archive):
+        options = StoreOptions(blobs=MemoryBlobStore(), archive=archive)
+        return Store(connections, root_key=root_key, deployment_id=DEPLOYMENT_ID, options=options)
 
-    async def open_with(archive):
-        store = await Store.open(
-            database.app_url,
-            root_key=root_key,
-            deployment_id=DEPLOYMENT_ID,
-            connections_max=4,
-            durable=False,
-            options=StoreOptions(blobs=MemoryBlobStore(), archive=archive),
-        )
-        opened.append(store)
-        return store
-
-    yield open_with
-    for store in opened:
-        await store.close()
+    return open_with
 
 
 @pytest.fixture
-async def serving_store(opening, archive):
-    return await opening(archive)
+def serving_store(opening, archive):
+    return opening(archive)
 
 
 @pytest.fixture
@@ -222,7 +210,7 @@ async def test_without_a_bucket_of_archives_nothing_is_archived_and_an_archived_
     client, serving_store, opening, service
 ):
     await saved(client)
-    async with client_of(await opening(None), service) as bare:
+    async with client_of(opening(None), service) as bare:
         assert_problem(await bare.post(f"{PATH}/archive"), 409, "archive-unavailable")
         await ok(client.post(f"{PATH}/archive"), 202)
         await work(serving_store)
