@@ -1,6 +1,7 @@
 """Credentials: who am I, the API keys of a tenant, and those of the operators."""
 
 from datetime import UTC, datetime
+from typing import get_args
 from uuid import UUID
 
 import msgspec
@@ -27,8 +28,12 @@ class RevokeQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     force: bool = False
 
 
+_KNOWN = frozenset(get_args(wire.api_keys.Permission))
+
+
 def _permissions(names: frozenset[str] | tuple[str, ...]) -> list[wire.api_keys.Permission]:
-    return msgspec.convert(sorted(names), list[wire.api_keys.Permission])
+    """Those that this build knows: one that only a newer build knows is not granted here, and not shown."""
+    return msgspec.convert(sorted(_KNOWN.intersection(names)), list[wire.api_keys.Permission])
 
 
 def _tenant_text(tenant_id: UUID | None) -> str | None:

@@ -85,6 +85,17 @@ async def test_a_key_revoked_here_is_refused_at_once(call, store):
         assert (await admin.get("/v1/whoami", headers=header)).status_code == 401
 
 
+async def test_a_permission_that_only_a_newer_build_knows_is_neither_shown_nor_an_error(call, store):
+    known = {"state:read", "state:write"}
+    key = store.mint("service", (*known, "state:teleport"))
+    record = store.tenants.api_keys[api_keys.parse(key).key_id]
+    async with call("service") as admin:
+        shown = await admin.get("/v1/whoami", headers={"Authorization": f"Bearer {key}"})
+        assert (shown.status_code, {*shown.json()["permissions"]}) == (200, known)
+        listed = (await admin.get("/v1/api-keys")).json()["api_keys"]
+    assert {*next(each["permissions"] for each in listed if each["key_id"] == record.key_id)} == known
+
+
 async def test_unknown_expired_and_revoked_keys_get_the_same_answer(call, store):
     unknown = api_keys.generate(PEPPERS).reveal()
     expired = store.mint(expires_at=NOW)
