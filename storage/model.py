@@ -408,7 +408,7 @@ class ChannelHistories:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thread:
-    """A thread's clear record; ``damaged``: its seal does not vouch for it."""
+    """A thread's clear record; ``segmented``: it has segments; ``damaged``: its seal does not vouch for it."""
 
     thread_id: str
     agent: str | None
@@ -419,6 +419,7 @@ class Thread:
     created_at: datetime
     updated_at: datetime
     head_id: str | None
+    segmented: bool = False
     damaged: bool = False
 
 

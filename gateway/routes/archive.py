@@ -116,7 +116,7 @@ async def archive_thread(call: Call[Scope], thread_id: str) -> Answer:
 async def restore_thread(call: Call[Scope], thread_id: str) -> Answer:
     name = path_id(thread_id, "thread_id")
     thread = await call.store.threads.get(call.scope, name)
-    if thread.tier == "hot" and not await call.store.archives.is_segmented(call.scope, name):
+    if thread.tier == "hot" and not thread.segmented:
         return call.exchange.reply(thread_out(thread))
     beginning = call.store.archives.begin_restore(call.scope, name, call.actor)
     job_id = await call.services.write(call.scope, name, beginning)

@@ -68,8 +68,9 @@ async def list_threads(call: Call[Scope]) -> Answer:
 )
 async def get_thread(call: Call[Scope], thread_id: str) -> Answer:
     name = path_id(thread_id, "thread_id")
-    shown = thread_out(await call.store.threads.get(call.scope, name))
-    if shown.tier == "archive" or await call.store.archives.is_segmented(call.scope, name):
+    thread = await call.store.threads.get(call.scope, name)
+    shown = thread_out(thread)
+    if thread.tier == "archive" or thread.segmented:
         status = await call.store.archives.status(call.scope, name)
         shown.archive, shown.segments = described(status), segments_out(status)
     return call.exchange.reply(shown)

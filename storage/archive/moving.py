@@ -423,12 +423,6 @@ class Archives:
             segments=segments,
         )
 
-    async def is_segmented(self, scope: Scope, thread_id: str) -> bool:
-        """Whether a thread has segments."""
-        async with self._sealing.unit_of_work.snapshot(scope) as transaction:
-            found = await transaction.fetch_one(sql.ACTIVITY, thread_id=thread_id)
-        return found is not None and found.cold is not None
-
     async def _progress(self, scope: Scope, job_id: UUID | None, readiness: Readiness) -> float | None:
         if job_id is None or readiness.state != "thawing":
             return None

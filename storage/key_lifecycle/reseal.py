@@ -408,7 +408,8 @@ class _Batch:
             if again is not None:
                 await self._store(sql.RESEAL_HEAD, namespace=row.namespace, seal=again)
         if locked.cold is not None:
-            again = _resealed(self._sealer, Kind.SEGMENT, cold_location(thread_id, locked.created_at), locked.cold)
+            location = cold_location(thread_id, locked.created_at)
+            again = _resealed(self._sealer, Kind.SEGMENT, location, locked.cold, compress=False)
             if again is not None:
                 await self._store(SET_COLD, cold=again)
         if locked.stale:

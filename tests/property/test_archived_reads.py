@@ -295,7 +295,7 @@ def test_a_thread_of_which_parts_are_in_segments_answers_the_same(world, share, 
         assert await answers() == before
         await store.archives.restore(scope, "t1")
         assert await answers() == before
-        assert not await store.archives.is_segmented(scope, "t1")
+        assert not (await store.threads.get(scope, "t1")).segmented
         await clean()
 
     world.runner.run(compare())

@@ -28,6 +28,7 @@ from storage.model import ChannelHistoryQuery, HistoryQuery, Load, Parent
 from storage.scope import Scope
 from storage.service import Store, StoreOptions
 from storage.statements.threads import threads as threads_sql
+from storage.threads.plans import Plans
 from storage.threads.pruning import Pruning
 from storage.threads.thinning import ThinningRule
 from tests.property.test_checkpoint_store import World
@@ -78,7 +79,7 @@ class Thinned(RuleBasedStateMachine):
         self.between = Between()
         access = copy(store.pruning._access)
         access.unit_of_work = SteeredUnitOfWork(store._engine, {}, self.between)
-        self.pruning = Pruning(access, batch_rows=2, batch_chunks=2)
+        self.pruning = Pruning(access, Plans(access, batch_chunks=2), batch_rows=2)
 
     def run(self, work):
         return self.world.runner.run(work)

@@ -25,13 +25,14 @@ class ListedThread(msgspec.Struct, frozen=True):
     created_at: datetime
     updated_at: datetime
     head_id: str | None
+    segmented: bool
     seal: bytes
 
 
 _COLUMNS = """
     t.thread_id, t.agent, t.status, t.tier, t.strict, t.client_share, t.created_at, t.updated_at,
     (SELECT h.head_id FROM stateroom.heads h WHERE h.tenant_id = :tenant_id AND h.subject_id = :subject_id
-     AND h.thread_id = t.thread_id AND h.namespace = '') AS head_id, t.seal
+     AND h.thread_id = t.thread_id AND h.namespace = '') AS head_id, t.cold IS NOT NULL AS segmented, t.seal
 """
 
 # True of every thread, and the condition of the two indexes that listings use and nobody else may: a single thread is

@@ -326,4 +326,4 @@ async def test_a_thread_of_which_a_part_is_in_segments_comes_over(here, there, s
     report = await imported(there, target.tenant_id, file)
     assert (report.threads, report.checkpoints, report.pending_writes, report.verified) == (1, 6, 6, 1)
     await same(here, scope, there, target)
-    assert not await there.archives.is_segmented(target, "t1")
+    assert not (await there.threads.get(target, "t1")).segmented
