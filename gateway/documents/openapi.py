@@ -3,6 +3,7 @@
 ``python -m gateway.documents.openapi`` prints it as it is kept in ``tests/golden/openapi.json``.
 """
 
+import inspect
 import re
 import sys
 from typing import Any
@@ -149,6 +150,8 @@ def document(operations: list[tuple[str, Operation[Any]]], *, public_url: str) -
     shapes = [shape for shape in every if shape is not None]
     schemas = portable(dict(sorted(_unique_schemas([*shapes, wire.problems.Problem]).items())))
     for name, schema in schemas.items():
+        if "description" in schema:  # a docstring, which Python takes the indentation out of from 3.13 on
+            schema["description"] = inspect.cleandoc(schema["description"])
         made_from = [each.__name__ for each in wire.SHAPES[name].__mro__] if name in wire.SHAPES else [name]
         for member, described in schema["properties"].items():
             described["description"] = words_of(member, made_from)
