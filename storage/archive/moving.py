@@ -14,9 +14,10 @@ Whoever dies before the flip commits leaves an intent, whose object the sweeper 
 There is never a moment at which the rows are in neither place, nor one at which both are believed: the tier says which.
 
 Restoring reads the object, checks it in the same way, and puts the rows back verbatim in one transaction that compares
-the stub. Its object then has no reference, and the sweeper frees it after the backup window. Nothing is open while the
-object store is waited for. Which threads are stale is not decided here, and whether somebody may do this is the
-gateway's to say.
+the stub; of a thread with segments it brings those back too. An object brought back has no reference, and the sweeper
+frees it after the backup window. A job that archives only the older part of a thread is begun and driven here, but the
+part is `storage.archive.segmenting`'s to move. Nothing is open while the object store is waited for. Which threads are
+stale is not decided here, and whether somebody may do this is the gateway's to say.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence

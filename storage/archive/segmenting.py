@@ -62,7 +62,6 @@ from storage.format.cold.archive import (
 from storage.format.cold.segment import ColdSums, ListedCheckpoint, SegmentList
 from storage.format.pieces import unpack_ids
 from storage.format.pointer import BlobPointer
-from storage.format.record import open_thread_seal
 from storage.ledger.ledger import NewBlob, Settlement, new_blob_id
 from storage.ledger.streams import BlobWriter, Budget
 from storage.postgres.unit_of_work import Transaction
@@ -85,8 +84,8 @@ from storage.threads.plans import (
 )
 from storage.threads.thinning import ByRule, CheckpointRef, StaleError, ThinningRule
 from storage.tiers.objects import ArchiveObjects
-from storage.tiers.segments import Lists, Segments, open_segments
-from storage.tiers.views import memory_bytes
+from storage.tiers.segments import Lists, Segments, open_list, open_segments
+from storage.tiers.views import cold_sums, memory_bytes
 
 # One segment: a page of history asks for few, and a flip holds the thread's lock for as many rows.
 SEGMENT_CHECKPOINTS_MAX: Final = 1000
@@ -319,7 +318,7 @@ class Segmenting:
                 return None
             if row.tier != "hot":
                 raise ThreadArchived(thread_id)
-            sums = _sums(sealer, thread_id, row)
+            sums = cold_sums(sealer, thread_id, row)
             segments = await open_segments(transaction, sealer, thread_id, sums)
             chosen = _last_of(segments, number)
             if chosen is None:
@@ -366,8 +365,8 @@ class Segmenting:
             if await _stub(transaction, stub) != stub:
                 raise LostRaceError
             await self._sealing.check_keys_in(transaction, scope, sealer)
-            sums = _sums(sealer, thread_id, locked)
-            listed = await _listed(transaction, sealer, stub)
+            sums = cold_sums(sealer, thread_id, locked)
+            listed = await open_list(transaction, sealer, stub)
             names, ids = columns_of([(each.namespace, each.checkpoint_id) for each in listed.checkpoints])
             for statement in sql.OF.values():
                 if await transaction.fetch_all(statement, thread_id=thread_id, namespaces=names, checkpoint_ids=ids):
@@ -677,16 +676,6 @@ async def _stub(transaction: Transaction, segment: Stub | SegmentRow) -> Stub:
     if found is None:
         raise LostRaceError
     return found
-
-
-async def _listed(transaction: Transaction, sealer: Sealer, stub: Stub) -> SegmentList:
-    envelope = await transaction.fetch_one(sql.LISTED, thread_id=stub.thread_id, segment=stub.segment)
-    return SegmentList.open(sealer, stub, envelope)
-
-
-def _sums(sealer: Sealer, thread_id: str, row: threads_sql.ThreadRow) -> ColdSums:
-    thread = open_thread_seal(sealer.without_share, thread_id, row.created_at, row.seal)
-    return ColdSums.open(sealer, thread_id, row.created_at, thread.incarnation, row.cold)
 
 
 def _list(plan: Plan, draft: _Draft, contents: ArchiveContents) -> SegmentList:

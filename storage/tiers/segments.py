@@ -16,7 +16,7 @@ from uuid import UUID
 from crypto import Sealer
 from storage.errors import IntegrityFailure, ThreadArchived
 from storage.format.chain import LiveSet
-from storage.format.cold.segment import ColdSums, ListedCheckpoint, SegmentList
+from storage.format.cold.segment import ColdSums, ListedCheckpoint, Segment, SegmentList
 from storage.format.pieces import unpack_ids
 from storage.format.record import CheckpointRow, MemberRow, PieceRow, WriteRow
 from storage.model import HistoryQuery
@@ -74,7 +74,7 @@ class Lists:
         self._pieces[segment.blob_id] = frozenset(unpack_ids(listed.piece_ids))
 
 
-async def open_list(transaction: Transaction, sealer: Sealer, segment: SegmentRow) -> SegmentList:
+async def open_list(transaction: Transaction, sealer: Sealer, segment: Segment) -> SegmentList:
     """What counts of a segment.
 
     Raises:
