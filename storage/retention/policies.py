@@ -24,6 +24,7 @@ from msgspec import structs
 
 from crypto import KeyDestroyed
 from storage.administration.audit import LOCAL_ACTOR, Audit
+from storage.archive.moving import KeepHot
 from storage.archive.segmenting import Moved, Segmenting
 from storage.blobs.store import STORAGE_CLASSES
 from storage.concurrency.turns import Pauses
@@ -252,15 +253,13 @@ def rule_of(policy: Effective, now: datetime) -> ThinningRule:
 def segment_rule_of(policy: Effective, now: datetime) -> ThinningRule:
     """The rule that says which checkpoints move into segments under a policy, which has a time for it."""
     kept = policy.keep_hot or Thinning()
-    since = now - timedelta(seconds=policy.checkpoints_idle_ttl_seconds or 0)
-    return ThinningRule(
+    return KeepHot(
+        seconds=policy.checkpoints_idle_ttl_seconds or 0,
+        first=kept.keep_first,
+        last=kept.keep_last,
         every=kept.every,
-        keep_first=kept.keep_first,
-        keep_last=kept.keep_last,
-        keep_statuses=frozenset(kept.keep_statuses),
-        writes_since=since,
-        made_since=since,
-    )
+        statuses=kept.keep_statuses,
+    ).rule(now)
 
 
 async def read_policies(
