@@ -115,10 +115,16 @@ class ArtifactRows:
         """The moment by the deployment's clock."""
         return self.access.clock.now()
 
-    async def give_up(self, scope: Scope, blob_id: UUID) -> None:
-        """Let the sweeper have what was written, soon; without the database it finds out by itself, tomorrow."""
+    async def give_up(self, scope: Scope, blob_id: UUID, *, sent: bool = True) -> None:
+        """Let the sweeper have what was ``sent`` to the object store, soon; nothing was: its bytes are free at once.
+
+        Without the database the sweeper finds out by itself, tomorrow.
+        """
         with suppress(StorageError):
-            await self.ledger.abandon(scope, blob_id)
+            if sent:
+                await self.ledger.abandon(scope, blob_id)
+            else:
+                await self.ledger.withdraw(scope, blob_id)
 
     async def admit_upload(self, scope: Scope, sealer: Sealer, thread_id: str, idempotency: Idempotency | None) -> bool:
         """Admit an upload to a thread; whether its Idempotency-Key was used before.

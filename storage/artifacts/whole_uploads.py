@@ -9,7 +9,6 @@ refused.
 import dataclasses
 import hashlib
 from collections.abc import AsyncIterator
-from typing import Any
 from uuid import UUID
 
 from crypto import Sealer, SecretKey
@@ -20,7 +19,7 @@ from storage.artifacts.rows import ArtifactRows, Receipt, compare
 from storage.blobs.keyspace import BlobLocation
 from storage.errors import CommitUnknown, QuotaExceeded, Unavailable, UploadExpired, UploadNotFound
 from storage.format.pointer import BlobPointer
-from storage.ledger.ledger import NewBlob, Settlement, new_blob_id
+from storage.ledger.ledger import BlobLedger, NewBlob, Settlement, new_blob_id
 from storage.model import Idempotency
 from storage.scope import ClientShare, Scope, check_id
 
@@ -77,22 +76,23 @@ class WholeUploads:
             return blob_id, blob_key, sealer.blob_cipher(blob_id, blob_key)
 
         prepared = await self._access.writing(scope, prepare, share)
-        hashing = hashlib.sha256()
         if prepared is None:
+            hashing = hashlib.sha256()
             async for data in body:
                 hashing.update(data)
             return await self._replay(scope, _with_content(idempotency, hashing.digest()), share)
         blob_id, blob_key, cipher = prepared
+        upload = _Upload(self._ledger, scope, blob_id, size_bytes or 0)
         try:
             written = await writer.write(
                 BlobLocation(scope.tenant_id, blob_id),
                 cipher,
-                self._reserved(scope, blob_id, _hashed(body, hashing), size_bytes or 0),
+                upload.arriving(body),
                 size_bytes=size_bytes,
                 size_bytes_max=ARTIFACT_BYTES_MAX,
-                on_multipart=lambda multipart_id: self._name_multipart(scope, blob_id, multipart_id),
+                on_multipart=upload.name_multipart,
             )
-            found = hashing.digest()
+            found = upload.hashing.digest()
             compare(found, announced.digest)
             pointer = BlobPointer(bytes(blob_key.borrow()), written.size_bytes)
             settlement = Settlement(blob_id, written.object_bytes, pointer)
@@ -105,36 +105,8 @@ class WholeUploads:
             await self._rows.give_up(scope, blob_id)
             raise UploadNotFound from None  # the stream is gone: nothing to upload again
         except BaseException:
-            await self._rows.give_up(scope, blob_id)
+            await self._rows.give_up(scope, blob_id, sent=upload.sent)
             raise
-
-    async def _reserved(
-        self, scope: Scope, blob_id: UUID, body: AsyncIterator[bytes], size_bytes: int
-    ) -> AsyncIterator[bytes]:
-        """Pass a stream on; what goes beyond the ``size_bytes`` that were announced is reserved before it is passed.
-
-        Each reservation is as large as all before, up to `GROWTH_BYTES_MAX`, so that a long stream needs few; the
-        tenant's last bytes are reserved as they are needed.
-        """
-        received = 0
-        reserved = object_bytes(min(size_bytes, ARTIFACT_BYTES_MAX))
-        async for data in body:
-            received += len(data)
-            missing = object_bytes(min(received, ARTIFACT_BYTES_MAX)) - reserved
-            if missing > 0:
-                growth = max(missing, min(reserved, GROWTH_BYTES_MAX))
-                try:
-                    await self._ledger.renew(scope, blob_id, growth)
-                except QuotaExceeded:
-                    if growth == missing:
-                        raise
-                    growth = missing
-                    await self._ledger.renew(scope, blob_id, growth)
-                reserved += growth
-            yield data
-
-    async def _name_multipart(self, scope: Scope, blob_id: UUID, multipart_id: str) -> None:
-        await self._ledger.name_multipart(scope, blob_id, multipart_id)
 
     async def _replay(self, scope: Scope, idempotency: Idempotency | None, share: ClientShare | None) -> Artifact:
         """The artifact that an Idempotency-Key made before."""
@@ -159,7 +131,50 @@ def _with_content(idempotency: Idempotency | None, digest: bytes) -> Idempotency
     return dataclasses.replace(idempotency, request_digest=hashlib.sha256(idempotency.request_digest + digest).digest())
 
 
-async def _hashed(body: AsyncIterator[bytes], hashing: Any) -> AsyncIterator[bytes]:
-    async for data in body:
-        hashing.update(data)
-        yield data
+class _Upload:
+    """What is known of one stream while it arrives.
+
+    Attributes:
+        hashing: The SHA-256 of what arrived.
+        sent: Whether the object store may have anything of it.
+    """
+
+    def __init__(self, ledger: BlobLedger, scope: Scope, blob_id: UUID, size_bytes: int) -> None:
+        self.hashing = hashlib.sha256()
+        self.sent = False
+        self._ledger = ledger
+        self._scope = scope
+        self._blob_id = blob_id
+        self._reserved = object_bytes(min(size_bytes, ARTIFACT_BYTES_MAX))
+
+    async def arriving(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Pass the stream on; what goes beyond the size that was announced is reserved before it is passed."""
+        received = 0
+        async for data in body:
+            self.hashing.update(data)
+            received += len(data)
+            missing = object_bytes(min(received, ARTIFACT_BYTES_MAX)) - self._reserved
+            if missing > 0:
+                await self._reserve(missing)
+            yield data
+        self.sent = True
+
+    async def name_multipart(self, multipart_id: str) -> None:
+        self.sent = True
+        await self._ledger.name_multipart(self._scope, self._blob_id, multipart_id)
+
+    async def _reserve(self, missing: int) -> None:
+        """Reserve more, at least what is ``missing``.
+
+        Each reservation is as large as all before, up to `GROWTH_BYTES_MAX`, so that a long stream needs few; the
+        tenant's last bytes are reserved as they are needed.
+        """
+        growth = max(missing, min(self._reserved, GROWTH_BYTES_MAX))
+        try:
+            await self._ledger.renew(self._scope, self._blob_id, growth)
+        except QuotaExceeded:
+            if growth == missing:
+                raise
+            growth = missing
+            await self._ledger.renew(self._scope, self._blob_id, growth)
+        self._reserved += growth

@@ -305,6 +305,19 @@ class BlobLedger:
             if not await self._abandon(transaction, [blob_id]):
                 raise UploadNotFound
 
+    async def withdraw(self, scope: Scope, blob_id: UUID) -> None:
+        """Give an upload up of which nothing was sent to the object store: its bytes are free at once. Commits.
+
+        Raises:
+            UploadNotFound: it is not open any more.
+        """
+        async with self._unit_of_work.begin(scope) as transaction:
+            reserved = await transaction.fetch_one(sql.WITHDRAW_INTENT, blob_id=blob_id)
+            if reserved is None:
+                raise UploadNotFound
+            if reserved:
+                await self._reserve_bytes(transaction, -reserved)
+
     async def _abandon(self, transaction: Transaction, blob_ids: list[UUID]) -> int:
         abandoned = await transaction.run(
             sql.ABANDON_INTENTS, blob_ids=blob_ids, tombstone_seconds=self._tombstone_seconds

@@ -145,7 +145,7 @@ async def test_a_quota_is_kept_and_what_was_refused_takes_none_of_it(gateway, su
         )
         try:
             headers = {"Stateroom-Artifact-Name": "a"}
-            for content in (b"x" * 300_000, _chunked(b"x" * 300_000)):
+            for content in (b"x" * 300_000, _chunked(b"x" * 300_000), _chunked(*[b"x" * 5_000] * 60)):
                 refused = await client.post("/v1/threads/t/artifacts", content=content, headers=headers)
                 assert_problem(refused, 403, "quota-exceeded")
             refused = await client.post("/v1/threads/t/uploads", json={"name": "u", "size_bytes": 300_000})
@@ -164,8 +164,9 @@ async def test_a_quota_is_kept_and_what_was_refused_takes_none_of_it(gateway, su
             )
 
 
-async def _chunked(content: bytes) -> AsyncIterator[bytes]:
-    yield content
+async def _chunked(*chunks: bytes) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
 
 
 async def test_a_client_that_hangs_up_in_the_middle_leaves_only_what_the_sweeper_finds(gateway, superuser) -> None:

@@ -188,6 +188,10 @@ SETTLE_INTENTS = Statement("""
 DELETE FROM stateroom.blob_intents
 WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND blob_id = ANY(:blob_ids::uuid[]) AND state = 'open'
 """)
+# Given up by its owner before the object store got anything of it.
+WITHDRAW_INTENT = Statement(
+    f"DELETE FROM stateroom.blob_intents WHERE {_INTENT} AND state = 'open' RETURNING reserved_bytes", int
+)
 # Given up: by its owner, or because another upload of the same content was settled first.
 ABANDON_INTENTS = Statement("""
 UPDATE stateroom.blob_intents
