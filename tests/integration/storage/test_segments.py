@@ -134,7 +134,7 @@ async def test_a_fork_from_a_cold_checkpoint_goes_on_from_it(store, scope):
     assert saved.parent_id == ids[2]
     await clean(store, scope)
     with pytest.raises(ParentUnknown):
-        await save(store, scope, parent=Parent(ids[2][:-1] + "0"), fork=True, content=state(note="fork"))
+        await save(store, scope, parent=Parent(ids[2][:-1] + "z"), fork=True, content=state(note="fork"))
 
 
 async def test_a_checkpoint_that_never_was_is_not_found(store, scope):
