@@ -109,6 +109,8 @@ async def test_other_bytes_at_a_taken_location_are_refused_and_the_first_stay(st
     assert await store.get(where) == b"first"
 
 
+# moto looks whether there is one, and writes, in two steps: it has two winners now and then.
+@pytest.mark.parametrize("kind", ["memory", "real", "faulty"], indirect=True)
 async def test_of_eight_racing_writers_exactly_one_wins(store: BlobStore) -> None:
     where = somewhere()
     results = await asyncio.gather(

@@ -12,8 +12,8 @@ from uuid import uuid4
 import asyncpg
 import httpx
 import pytest
-from backports import zstd
 
+from tests.support import standard_zstd as zstd
 from tests.support.gateway import GatewayProcess
 from tests.support.operations import DECLARED, Tenancy, Thread, request_of
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from uuid import UUID
 
 import pytest
-from backports import zstd
 
 from crypto import digests
 from crypto.ciphers import cobblestone, xaes
@@ -20,6 +19,7 @@ from crypto.errors import KeyDestroyed, OpenError
 from crypto.keyring import SecretKey, SubjectKeys
 from crypto.sealer import Sealer
 from crypto.suites import Suite
+from tests.support import standard_zstd as zstd
 
 DEPLOYMENT = UUID("00000000-0000-4000-8000-000000000001")
 TENANT = UUID("00000000-0000-4000-8000-000000000002")
