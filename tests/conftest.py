@@ -1,6 +1,7 @@
 """Registers the shared engines and the property-test profiles for every suite."""
 
 import gc
+import importlib
 import logging
 import os
 from pathlib import Path
@@ -36,6 +37,19 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 def pytest_collection_finish():
     """Keep the collector from going over modules and tests, in the run and at its end."""
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session):
+    """Let each worker of a whole run begin to import elsewhere: what one compiles in a fresh clone, the others read."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None or session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    root = session.config.rootpath
+    files = sorted(path for place in ("tests", "sdk/python/tests") for path in (root / place).rglob("test_*.py"))
+    begin = len(files) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    for path in files[begin:] + files[:begin]:
+        importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
 @pytest.fixture(autouse=True)
