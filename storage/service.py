@@ -74,6 +74,7 @@ from storage.tiers.objects import ArchiveObjects
 from storage.tiers.views import ArchiveViews
 from storage.transfer.exporting import EXPORT_KIND, IMPORT_KIND, Exporting, TransferParts, abandoned
 from storage.transfer.importing import Importing
+from storage.transfer.trajectories import Trajectories
 from storage.transfer.unbound_imports import UnboundImports
 from storage.upgrades import Upgrades
 from storage.verification.jobs import VERIFY_DEPLOYMENT_KIND, VERIFY_TENANT_KIND, SteeringRows, Verifying, Witnesses
@@ -207,6 +208,7 @@ class Store:
         self.migrating = Migrating(
             self.unit_of_work, self.jobs, self.audit, self.checkpoints, self.states, self.state_schemas
         )
+        self.trajectories = Trajectories(self.unit_of_work, self.audit)
         self.transfer_keys = TransferKeys(deployment)
         self.save_policies = SavePolicies(self.unit_of_work, self.audit, self.control)
         transferring = TransferParts(

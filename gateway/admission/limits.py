@@ -154,7 +154,8 @@ class TransferBusy(Refused):
     def __init__(self) -> None:
         super().__init__(
             "transfer-busy",
-            f"a tenant exports and imports {TENANT_TRANSFERS_AT_ONCE} at once, a process {TRANSFERS_AT_ONCE}",
+            f"a tenant exports, imports or reads trajectories {TENANT_TRANSFERS_AT_ONCE} at once, "
+            f"a process {TRANSFERS_AT_ONCE}",
             TRANSFER_RETRY_SECONDS,
         )
 

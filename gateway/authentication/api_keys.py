@@ -29,9 +29,9 @@ from storage.keys.key_seals import FIRST_PEPPER_VERSION, Peppers, microseconds
 from storage.model import ApiKeyRecord
 
 OPERATOR_PERMISSIONS = frozenset({"operator", "decrypt-any"})
-SUBJECT_PERMISSIONS = frozenset({"state:read", "state:write", "state:delete"})
+SUBJECT_PERMISSIONS = frozenset({"state:read", "state:write", "state:delete", "state:export"})
 # What a tenant's keys may do at all.
-TENANT_PERMISSIONS = ("state:delete", "state:read", "state:write", "subject:act_as", "tenant:admin")
+TENANT_PERMISSIONS = ("state:delete", "state:export", "state:read", "state:write", "subject:act_as", "tenant:admin")
 # A founding or a recovered key administers, and opens no state; it makes keys that do. The two exceptions to "no key
 # makes another that may do more than itself": an operator made it, who may do none of this.
 ADMINISTRATION = ("tenant:admin",)

@@ -28,6 +28,7 @@ from storage.retention import policies as retention_policies
 from storage.schemas import adoptions, save_policies, tags, workers
 from storage.schemas import registry as state_schemas
 from storage.tiers import views as archive_views
+from storage.transfer import trajectories
 
 _SIZES: Final = ((1024**4, "TiB"), (1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
 
@@ -237,8 +238,9 @@ SECTIONS: Final = {
             "ARCHIVE_READ_BYTES_MAX", archive_views, "memory for an archive that is read where it is", "restore-needed"
         ),
         Limit("EXPORT_BYTES_MAX", limits, "an export that is imported", "body-too-large"),
-        Limit("TENANT_TRANSFERS_AT_ONCE", limits, "exports and imports of a tenant", "transfer-busy"),
-        Limit("TRANSFERS_AT_ONCE", limits, "exports and imports of a process", "transfer-busy"),
+        Limit("TRAJECTORY_STEPS_MAX", trajectories, "steps of a trajectory", "limit-exceeded"),
+        Limit("TENANT_TRANSFERS_AT_ONCE", limits, "exports, imports and trajectories of a tenant", "transfer-busy"),
+        Limit("TRANSFERS_AT_ONCE", limits, "exports, imports and trajectories of a process", "transfer-busy"),
     ),
     "At once": (
         Limit(

@@ -8,11 +8,13 @@ from typing import Any
 
 _ID = "An id; one that does not match [A-Za-z0-9][A-Za-z0-9._:@|+-]{0,254} travels as ~ and its base64url."
 PARAMETERS: dict[str, str] = {
+    "after": "A step of the trajectory that is there already: only those after it.",
     "agent": "The program's name: only what is of this agent.",
     "artifact_id": "The artifact's id.",
     "before": "Only checkpoints whose id is smaller, compared bytewise: older ones.",
     "channel": "A channel's name; give it once for each channel.",
-    "checkpoint_id": "The checkpoint's id, or latest where the summary says so. " + _ID,
+    "checkpoint_id": "The checkpoint's id, or latest where the summary says so; of a trajectory, the one it leads to. "
+    + _ID,
     "cursor": "next_cursor of the page before, with the same other parameters; absent: the first page.",
     "draft": "A retention policy as JSON, to try instead of the stored one; nothing is stored.",
     "filter": "A JSON object: only checkpoints whose metadata contains it.",
@@ -70,6 +72,7 @@ TAGS: dict[str, str] = {
     "save_policies": "Which saves must name the head they follow.",
     "state_schemas": "Versions of agents' state, and migrations.",
     "transfer": "Export and import.",
+    "trajectories": "Threads in clear, step by step.",
     "health": "Probes.",
     "docs": "The documentation itself.",
 }

@@ -2,7 +2,7 @@
 
 from types import ModuleType
 
-from gateway.routes import archive, artifacts, keys, retention, threads, transfer, verification
+from gateway.routes import archive, artifacts, keys, retention, threads, trajectories, transfer, verification
 from gateway.routes.administration import audit, break_glass, credentials, tenants
 from gateway.routes.checkpoints import pieces, verbs
 from gateway.routes.public import docs, health
@@ -31,6 +31,7 @@ GROUPS: dict[str, list[Route]] = {
     "save_policies": _of(save_policies),
     "state_schemas": _of(registry),
     "transfer": _of(transfer),
+    "trajectories": _of(trajectories),
     "health": _of(health),
     "docs": _of(docs),
 }

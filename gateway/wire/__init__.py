@@ -22,6 +22,7 @@ from gateway.wire import (
     retention,
     schemas,
     threads,
+    trajectories,
     transfer,
     verification,
 )
@@ -40,6 +41,7 @@ _MODULES = (
     schemas,
     tenants,
     threads,
+    trajectories,
     transfer,
     verification,
 )

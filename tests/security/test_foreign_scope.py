@@ -53,6 +53,7 @@ ALONE: dict[str, int] = {
     "get_thread_retention": 404,
     "put_thread_retention": 404,
     "archive_thread": 404,
+    "export_trajectory": 404,
     "restore_thread": 404,
     "compact_thread": 404,
     "update_thread": 201,

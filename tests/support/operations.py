@@ -26,7 +26,7 @@ from storage.format import export
 from tests.support.gateway import GatewayProcess
 from tests.support.tenants import SERVICE, new_tenant
 
-STATE = ["state:read", "state:write", "state:delete"]
+STATE = ["state:read", "state:write", "state:delete", "state:export"]
 SUBJECT = "Stateroom-Subject"
 CANARY = f"canary-{uuid4().hex}"
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading the system's certificates takes longer than a test

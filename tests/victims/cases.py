@@ -428,6 +428,11 @@ def exports(tenant: Tenant, declared: Declared) -> list[Line]:
     return whole(tenant, request(tenant, declared, Thread("t", "", "", "")))
 
 
+def trajectories(tenant: Tenant, declared: Declared) -> list[Line]:
+    heavy_history(tenant)
+    return whole(tenant, request(tenant, declared, Thread("t", "", "", "")))
+
+
 def imports(tenant: Tenant, declared: Declared) -> list[Line]:
     empty = empty_export(tenant.client.get("/v1/whoami").json()["tenant_id"])
     return [
@@ -744,6 +749,7 @@ VERBS: dict[str, Case] = {
     "get_state_migration": LOOK_UPS,
     "export_thread": Case("128 exports of a thread of 1,000 checkpoints", exports, shares="history"),
     "export_tenant": Case("128 exports of 1,000 checkpoints and 32 MiB", exports, shares="history"),
+    "export_trajectory": Case("128 trajectories of 1,000 checkpoints", trajectories, shares="history"),
     "import_threads": Case("128 imports, half of them 8 MiB of nonsense", imports),
     "get_transfer_key": LOOK_UPS,
     "accept_unbound_import": BODIES,
@@ -797,6 +803,7 @@ LIMITS: dict[str, str] = {
     "EXPORT_BYTES_MAX": "export_tenant",
     "TRANSFERS_AT_ONCE": "export_tenant",
     "TENANT_TRANSFERS_AT_ONCE": "export_tenant",
+    "TRAJECTORY_STEPS_MAX": "export_trajectory",
     "REFUSED_SECONDS_MAX": "import_threads",
     "TRANSFER_RETRY_SECONDS": "import_threads",
     "RETRY_AFTER_SECONDS": "large bodies",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 DATABASE = "stateroom"
 NAME = "embedded"  # of the tenant and of its keys
-PERMISSIONS = ("state:read", "state:write", "state:delete", "subject:act_as", "tenant:admin")
+PERMISSIONS = ("state:read", "state:write", "state:delete", "state:export", "subject:act_as", "tenant:admin")
 # What a person may still choose for an embedded gateway; the rest follows from the folder.
 PASSED_ON = (
     "STATEROOM_BACKUP_RETENTION_DAYS",

@@ -197,6 +197,30 @@ def thread_compact(
     remote.print_record(remote.call("POST", ["threads", thread_id, "compact"], body=body))
 
 
+@thread_group.command("trajectory")
+@click.argument("thread_id")
+@click.option("--checkpoint", "checkpoint_id", metavar="ID", help="The checkpoint it leads to.  [default: the newest]")
+@click.option("--namespace", default="", metavar="NAME", help="The root's when left out.")
+@click.option(
+    "--form",
+    type=click.Choice(("steps", "chat")),
+    default="steps",
+    show_default=True,
+    help="A line for each step, or one line with all messages, for fine-tuning.",
+)
+@as_silent_subject
+def thread_trajectory(*, thread_id: str, checkpoint_id: str | None, namespace: str, form: str, remote: Remote) -> None:
+    """Print what a thread did, step by step, as JSON Lines in clear; needs state:export. The audit log says so."""
+    import msgspec
+
+    from stateroom import chat_form
+
+    with remote.connect() as connection, connection.sdk() as client:
+        steps = client.thread(thread_id, namespace=namespace).trajectory(checkpoint_id=checkpoint_id)
+        for shown in [chat_form(steps)] if form == "chat" else steps:
+            render.emit_json(msgspec.to_builtins(shown))
+
+
 @thread_group.command("prune")
 @click.argument("thread_ids", nargs=-1, required=True)
 @yes_option

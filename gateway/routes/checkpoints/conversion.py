@@ -306,7 +306,8 @@ def compaction_in(
 # --- out ------------------------------------------------------------------------------------------
 
 
-def _write_out(write: model.PendingWrite, view: wire.base.View, name: Format) -> Work[wire.checkpoints.WriteOut]:
+def write_out(write: model.PendingWrite, view: wire.base.View, name: Format) -> Work[wire.checkpoints.WriteOut]:
+    """A pending write as it is shown in ``view``."""
     shown = wire.checkpoints.WriteOut(
         task_id=write.task_id, idx=write.idx, channel=write.channel, task_path=write.task_path
     )
@@ -344,7 +345,7 @@ async def writes_out(
     """Pending writes as they are shown in ``view``, made in slices if they are large."""
     size_bytes = sum(len(write.value.data) for write in writes)
     return await exchange.reservation.run(
-        _each(writes, lambda write: _write_out(write, view, exchange.format)), size_bytes
+        _each(writes, lambda write: write_out(write, view, exchange.format)), size_bytes
     )
 
 
@@ -392,7 +393,7 @@ def _checkpoint_out(
             state_holes = {channel: holes for channel, holes in holed.items() if holes} or UNSET
         else:
             channels = {channel: _channel_out(stored) for channel, stored in held.items()}
-        writes = yield from _each(checkpoint.writes or (), lambda write: _write_out(write, view, name))
+        writes = yield from _each(checkpoint.writes or (), lambda write: write_out(write, view, name))
     return wire.checkpoints.Checkpoint(
         thread_id=checkpoint.thread_id,
         namespace=checkpoint.namespace,

@@ -6,7 +6,14 @@ from typing import Literal
 from gateway.wire.base import Request, Response, Title
 
 Permission = Literal[
-    "state:read", "state:write", "state:delete", "subject:act_as", "tenant:admin", "operator", "decrypt-any"
+    "state:read",
+    "state:write",
+    "state:delete",
+    "state:export",
+    "subject:act_as",
+    "tenant:admin",
+    "operator",
+    "decrypt-any",
 ]
 
 
@@ -26,7 +33,7 @@ class ApiKeyRequest(Request):
     """A new API key. ``subject`` keys are bound to ``subject_id``; ``service`` keys to the tenant.
 
     Neither ``permissions`` nor ``grants`` can exceed what the key that asks grants. ``grants`` is what keys that the
-    new one makes may be allowed; absent: its permissions.
+    new one makes may be allowed; absent: its permissions. What grants ``state:read`` grants ``state:export``, too.
     """
 
     kind: Literal["subject", "service"]

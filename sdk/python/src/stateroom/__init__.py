@@ -5,6 +5,7 @@ This package owns the client's side of API v1. It imports nothing of the gateway
 """
 
 from stateroom._protocol.core import Answer, Timeouts, encode_id
+from stateroom._threads.trajectories import Message, ToolCall, TrajectoryChange, TrajectoryStep, chat_form
 from stateroom.artifacts import ArtifactFile, Artifacts
 from stateroom.async_artifacts import AsyncArtifactFile, AsyncArtifacts
 from stateroom.async_client import AsyncClient, AsyncThread
@@ -141,6 +142,7 @@ __all__ = [
     "LegalHold",
     "LimitExceeded",
     "MemoryTokenStore",
+    "Message",
     "Model",
     "NotConfigured",
     "NotFound",
@@ -180,6 +182,9 @@ __all__ = [
     "Timeouts",
     "TokenPlace",
     "TokenStore",
+    "ToolCall",
+    "TrajectoryChange",
+    "TrajectoryStep",
     "Unauthenticated",
     "Upload",
     "UploadIncomplete",
@@ -189,6 +194,7 @@ __all__ = [
     "WhoAmI",
     "WritesPending",
     "acting_for",
+    "chat_form",
     "current_subject",
     "encode_id",
     "new_client_share",

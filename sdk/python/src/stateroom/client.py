@@ -23,6 +23,7 @@ from stateroom._protocol.wire import Page
 from stateroom._remembered.pieces import PieceCache
 from stateroom._threads.intents import intent_of
 from stateroom._threads.steps import ThreadOptions, ThreadSteps
+from stateroom._threads.trajectories import Lines, TrajectoryStep
 from stateroom.artifacts import Artifacts
 from stateroom.errors import GatewayUnavailable, ThreadNotFound
 from stateroom.schema import StateVersion
@@ -48,6 +49,7 @@ from stateroom.types import (
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_OK = 200
 
 
 class Clock(Protocol):
@@ -270,6 +272,45 @@ class Client:
             answer = attempts.answered(status, lowered, refused)
             if isinstance(answer, Answer):
                 raise GatewayUnavailable("the answer is no content", code="unexpected-answer", status=status)
+            self._clock.sleep(answer)
+
+    def steps_of(self, lines: Lines, call_of: Callable[[Lines], Call], pinned: Pinned) -> Iterator[TrajectoryStep]:
+        """The steps of a trajectory as they arrive, going on where a connection broke.
+
+        Args:
+            lines: Which trajectory, and how far it has come.
+            call_of: Asks for what has not come.
+            pinned: The subject.
+
+        Raises:
+            StateroomError: The gateway refused, or nothing more arrived within the time budget.
+        """
+        attempts = Attempts(call_of(lines), self._timeouts, monotonic=self._clock.monotonic)
+        while not lines.is_complete:
+            call, before = call_of(lines), lines.after
+            target, headers = self._endpoint.target(call), self._endpoint.headers(call, pinned)
+            reason, received, refused = "the trajectory ended early", True, None
+            lines.begin()
+            try:
+                with self._transport.stream(call.method, target, headers, attempts.begin()) as response:
+                    status, lowered = response.status, response.headers
+                    if status == _OK:
+                        for piece in response.pieces():
+                            yield from lines.accept(piece)
+                    else:
+                        refused = response.read()
+            except NoAnswer as error:
+                reason, received = str(error), error.received
+            if lines.is_complete:
+                return
+            if refused is None:
+                if lines.after != before:
+                    attempts.renew()
+                self._clock.sleep(attempts.failed(reason, received=received))
+                continue
+            answer = attempts.answered(status, lowered, refused)
+            if isinstance(answer, Answer):
+                raise GatewayUnavailable("the answer is no trajectory", code="unexpected-answer", status=status)
             self._clock.sleep(answer)
 
     def request(
@@ -661,6 +702,28 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
             matching=matching,
         )
         return self._client.infos(selection, limit)
+
+    def trajectory(self, *, checkpoint_id: str | None = None, after: str | None = None) -> Iterator[TrajectoryStep]:
+        """The steps that led to a checkpoint, oldest first, as plain data: changes, messages, writes, model, usage.
+
+        They come as they are read, whatever their number, and go on where a connection broke. Needs a key with
+        ``state:export`` and ``state:read``; the tenant's audit log says who read it. A tenant reads one at a time.
+
+        Args:
+            checkpoint_id: The checkpoint they lead to; the newest when left out.
+            after: A step that is there already: only those after it.
+
+        Raises:
+            PermissionDenied: The key may not export.
+            CheckpointNotFound: There is no such checkpoint, or ``after`` is no step before it.
+        """
+        return self._client.steps_of(
+            Lines(checkpoint_id, after),
+            lambda lines: calls.trajectory(
+                self.thread_id, self.namespace, lines.checkpoint_id, lines.after, self._accepts
+            ),
+            self._client.pin(),
+        )
 
     def fork(self, checkpoint_id: str) -> "Thread[StateT]":
         """A new object of the same thread, whose next save continues from an old checkpoint.

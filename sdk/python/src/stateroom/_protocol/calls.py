@@ -304,6 +304,19 @@ def channel_history(
     return found(call, ChannelHistories, ChannelHistories(channels={}))
 
 
+def trajectory(
+    thread_id: str, namespace: str, checkpoint_id: str | None, after: str | None, accepts: str | None
+) -> Call:
+    """The call for the steps that led to a checkpoint, which is answered with lines."""
+    return Call(
+        method="POST",
+        path=path("threads", ":", thread_id, "trajectory"),
+        query=(("namespace", namespace), ("checkpoint_id", checkpoint_id), ("after", after)),
+        headers=_accepting(accepts),
+        repeatable=True,
+    )
+
+
 def write(thread_id: str, checkpoint_id: str, task_id: str, body: WritesRequest) -> Steps[WritesReceipt]:
     """Store a task's pending writes; more than a request may hold go in several."""
     target = path("threads", ":", thread_id, "checkpoints", ":", checkpoint_id, "writes", ":", task_id)

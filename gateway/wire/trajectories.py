@@ -1,0 +1,66 @@
+"""Lines of trajectories, which are always JSON."""
+
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from gateway.wire.base import CheckpointIdText, Namespace, Response, Status
+from gateway.wire.checkpoints import Model, Usage, WriteOut
+
+FORMAT: Final = "stateroom-trajectory/1"
+
+
+class TrajectoryQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which trajectory, and after which of its steps it goes on."""
+
+    namespace: Namespace = ""
+    checkpoint_id: CheckpointIdText | None = None
+    after: CheckpointIdText | None = None
+
+
+class TrajectoryBegin(Response, tag_field="type", tag="begin"):
+    """The first line. ``missing_parent_id``: the first step's parent, where that was removed."""
+
+    format: str
+    thread_id: str
+    namespace: str
+    checkpoint_id: str
+    missing_parent_id: str | None
+    steps: int
+
+
+class TrajectoryChange(Response):
+    """What a step did to a channel: ``set`` it, ``append`` a list of elements to it, or ``remove`` it."""
+
+    kind: Literal["set", "append", "remove"]
+    value: Raw | UnsetType = UNSET
+
+
+class TrajectoryStep(Response, tag_field="type", tag="step"):
+    """A checkpoint, and by channel what it changed; of its pending writes those that the next step does not show."""
+
+    checkpoint_id: str
+    parent_id: str | None
+    step: int
+    status: Status
+    source: str | None
+    agent: str | None
+    run_id: str | None
+    created_at: datetime
+    state_schema: str | None
+    state_version: int | None
+    model: Model | None
+    usage: Usage | None
+    metadata: dict[str, Any]
+    delta_channels: list[str]
+    changes: dict[str, TrajectoryChange]
+    writes: list[WriteOut]
+
+
+class TrajectoryEnd(Response, tag_field="type", tag="end"):
+    """The last line; a trajectory without it was broken off. ``status``: the last step's; null: no step came."""
+
+    checkpoint_id: str
+    status: Status | None
+    steps: int

@@ -1,0 +1,326 @@
+"""Trajectories: what a thread did, step by step, as plain data.
+
+This module owns the shapes of steps, how values are made readable, and which of them are messages. The gateway tells
+what each step changed and does not know any framework's types; here what LangGraph's serialiser wrote is taken apart,
+as data: nothing is imported and no object of the program is made. It sends nothing.
+"""
+
+import base64
+import binascii
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from stateroom.errors import GatewayUnavailable
+from stateroom.types import Model, PendingWrite, Status, Usage
+
+_FORMAT = "stateroom-trajectory/1"
+_ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "function": "tool"}
+_CHAT_ROLES = frozenset({"user", "assistant", "system", "developer", "tool"})
+_DEPTH_MAX = 200
+# LangGraph's serialiser writes these as (module, name, arguments, ...), in MessagePack again.
+_OBJECTS = frozenset({0, 1, 2, 3, 4, 5})
+_SNAPSHOT = 7
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """What a model asks a tool to do.
+
+    Attributes:
+        name: The tool.
+        arguments: Its arguments: an object, or the text that the model wrote where that is none.
+        id: The call's id, which the tool's message repeats.
+    """
+
+    name: str
+    arguments: Any = None
+    id: str | None = None
+
+
+class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A message that a step added.
+
+    Attributes:
+        channel: The channel that it was added to.
+        role: ``user``, ``assistant``, ``system``, ``tool`` or whatever else it says.
+        content: Its text, or its parts.
+        name: Who wrote it, or which tool.
+        tool_calls: The tools that it asks for.
+        tool_call_id: The call that it is the result of.
+        model: The model that wrote it, where it says so.
+        usage: The tokens it took, where it says so.
+    """
+
+    channel: str
+    role: str
+    content: Any = None
+    name: str | None = None
+    tool_calls: list[ToolCall] = []
+    tool_call_id: str | None = None
+    model: str | None = None
+    usage: dict[str, Any] | None = None
+
+
+class TrajectoryChange(msgspec.Struct, kw_only=True):
+    """What a step did to a channel.
+
+    Attributes:
+        kind: ``set``, ``append`` (``value`` holds the new elements of a list), or ``remove``.
+        value: The value, as plain data.
+    """
+
+    kind: Literal["set", "append", "remove"]
+    value: Any = None
+
+
+class TrajectoryStep(msgspec.Struct, kw_only=True):
+    """A step: a checkpoint, and what it changed in the one before.
+
+    Attributes:
+        checkpoint_id: The checkpoint's id; ``trajectory(after=...)`` goes on behind it.
+        parent_id: The checkpoint it follows; ``None`` for the first.
+        step: The agent's step.
+        status: The status it was saved with.
+        created_at: When it was stored.
+        source: What made it, for example ``input``, ``loop``, ``update`` or ``fork``.
+        agent: The program's name.
+        run_id: The run that made it.
+        state_schema: Name of the state's schema.
+        state_version: Version of the state within its schema.
+        model: Which model produced the step, and its parameters.
+        usage: What the step consumed.
+        metadata: Whatever was saved with it.
+        delta_channels: Channels whose value is rebuilt from pending writes, and which are in no change.
+        changes: What it changed, by channel.
+        writes: What tasks wrote after it that the next step does not show: interrupts, resumes, errors, writes to delta
+            channels; of the last step all.
+        messages: The messages among its changes, and among its writes to delta channels.
+    """
+
+    checkpoint_id: str
+    parent_id: str | None
+    step: int
+    status: Status
+    created_at: datetime
+    source: str | None = None
+    agent: str | None = None
+    run_id: str | None = None
+    state_schema: str | None = None
+    state_version: int | None = None
+    model: Model | None = None
+    usage: Usage | None = None
+    metadata: dict[str, Any] = {}
+    delta_channels: list[str] = []
+    changes: dict[str, TrajectoryChange] = {}
+    writes: list[PendingWrite] = []
+    messages: list[Message] = []
+
+
+class _Begin(msgspec.Struct, tag_field="type", tag="begin"):
+    format: str
+    checkpoint_id: str
+
+
+class _Step(TrajectoryStep, tag_field="type", tag="step"):
+    pass
+
+
+class _End(msgspec.Struct, tag_field="type", tag="end"):
+    pass
+
+
+_LINE = msgspec.json.Decoder(_Begin | _Step | _End)
+
+
+class Lines:
+    """A trajectory as it arrives, and how far it has come.
+
+    Args:
+        checkpoint_id: The checkpoint that it leads to; ``None``: the newest, which the first line names.
+        after: The last step that is there already.
+    """
+
+    def __init__(self, checkpoint_id: str | None, after: str | None) -> None:
+        self.checkpoint_id, self.after = checkpoint_id, after
+        self.is_complete = False
+        self._parts: list[bytes] = []
+
+    def begin(self) -> None:
+        """Let go of half a line: another answer begins."""
+        self._parts = []
+
+    def accept(self, piece: bytes) -> Iterator[TrajectoryStep]:
+        """The steps that a piece of the answer completes.
+
+        Raises:
+            GatewayUnavailable: It is no trajectory that this SDK knows.
+        """
+        *ended, rest = piece.split(b"\n")
+        for each in ended:
+            line, self._parts = b"".join([*self._parts, each]), []
+            step = self._read(line)
+            if step is not None:
+                self.after = step.checkpoint_id
+                yield step
+        if rest:
+            self._parts.append(rest)
+
+    def _read(self, line: bytes) -> TrajectoryStep | None:
+        try:
+            read = _LINE.decode(line)
+        except msgspec.DecodeError:
+            raise GatewayUnavailable("a line is no step of a trajectory", code="unexpected-answer") from None
+        if isinstance(read, _Begin):
+            if read.format != _FORMAT:
+                raise GatewayUnavailable("the trajectory has a newer format", code="unexpected-answer")
+            self.checkpoint_id = read.checkpoint_id
+            return None
+        if isinstance(read, _End):
+            self.is_complete = True
+            return None
+        return _readable_step(read)
+
+
+def _readable_step(read: TrajectoryStep) -> TrajectoryStep:
+    for change in read.changes.values():
+        change.value = readable(change.value)
+    for write in read.writes:
+        write.value = readable(write.value)
+    for name, change in read.changes.items():
+        if change.kind != "remove":
+            read.messages += _messages(name, change.value)
+    for write in read.writes:
+        if write.channel in read.delta_channels:
+            read.messages += _messages(write.channel, write.value)
+    return read
+
+
+def readable(value: Any, depth: int = 0) -> Any:
+    """A value of the API's JSON with the objects of LangGraph's serialiser as what they were made of.
+
+    Bytes stay ``{"$bytes": ...}``, and what is unknown stays as it is. What is nested beyond all reason is left out.
+    """
+    if depth > _DEPTH_MAX:
+        return value
+    if isinstance(value, list):
+        return [readable(each, depth + 1) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1 and isinstance(extension := value.get("$ext"), list):
+        try:
+            code, text = extension
+            inner = msgspec.msgpack.decode(base64.b64decode(text, validate=True))
+        except (ValueError, TypeError, binascii.Error, RecursionError):
+            return value
+        if code == _SNAPSHOT:
+            return _plain(inner, depth + 1)
+        if code in _OBJECTS and isinstance(inner, list) and len(inner) > 2:
+            return _plain(inner[2], depth + 1)
+        return value
+    return {name: readable(each, depth + 1) for name, each in value.items()}
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """What the serialiser wrote, as the API's JSON would show it, made readable."""
+    if depth > _DEPTH_MAX:
+        return None
+    match value:
+        case dict():
+            return {str(name): _plain(each, depth + 1) for name, each in value.items()}
+        case list() | tuple():
+            return [_plain(each, depth + 1) for each in value]
+        case bytes():
+            return {"$bytes": base64.b64encode(value).decode()}
+        case msgspec.msgpack.Ext():
+            return readable({"$ext": [value.code, base64.b64encode(value.data).decode()]}, depth + 1)
+        case float() if not math.isfinite(value):
+            return {"$float": str(value)}
+        case datetime():
+            return value.isoformat()
+        case _:
+            return value
+
+
+def _messages(channel: str, value: Any) -> Iterator[Message]:
+    for each in value if isinstance(value, list) else [value]:
+        if isinstance(each, Mapping):
+            message = _message(channel, each)
+            if message is not None:
+                yield message
+
+
+def _message(channel: str, value: Mapping[str, Any]) -> Message | None:
+    """A message as OpenAI's or LangChain's programs write them; ``None``: it is none."""
+    role, kind = value.get("role"), value.get("type")
+    if "content" not in value:
+        return None
+    if not isinstance(role, str):
+        if not isinstance(kind, str) or kind not in {*_ROLES, "system", "tool", "chat", "remove"} or kind == "remove":
+            return None
+        role = _ROLES.get(kind, kind)
+    said, usage = value.get("response_metadata"), value.get("usage_metadata")
+    model = (said.get("model_name") or said.get("model")) if isinstance(said, Mapping) else None
+    return Message(
+        channel=channel,
+        role=role,
+        content=value["content"],
+        name=_text(value.get("name")),
+        tool_calls=[call for each in value.get("tool_calls") or () if (call := _tool_call(each)) is not None],
+        tool_call_id=_text(value.get("tool_call_id")),
+        model=_text(model),
+        usage=dict(usage) if isinstance(usage, Mapping) else None,
+    )
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _tool_call(value: Any) -> ToolCall | None:
+    if not isinstance(value, Mapping):
+        return None
+    called = value.get("function")
+    if isinstance(called, Mapping):  # as OpenAI has it: the arguments are a text
+        arguments = called.get("arguments")
+        with suppress(msgspec.DecodeError):
+            arguments = msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
+        name = called.get("name")
+    else:
+        name, arguments = value.get("name"), value.get("args")
+    if not isinstance(name, str):
+        return None
+    return ToolCall(name=name, arguments=arguments, id=_text(value.get("id")))
+
+
+def chat_form(steps: Iterable[TrajectoryStep]) -> dict[str, Any]:
+    """The messages of steps as one line of a file for fine-tuning: ``{"messages": [...]}``, as OpenAI's API has it.
+
+    Args:
+        steps: All steps of a trajectory, oldest first.
+
+    Returns:
+        The object; a message of another role than such files know is left out.
+    """
+    return {"messages": [_chat(each) for step in steps for each in step.messages if each.role in _CHAT_ROLES]}
+
+
+def _chat(message: Message) -> dict[str, Any]:
+    shown: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        shown["name"] = message.name
+    if message.tool_calls:
+        shown["tool_calls"] = [
+            {"id": each.id, "type": "function", "function": {"name": each.name, "arguments": _arguments(each)}}
+            for each in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        shown["tool_call_id"] = message.tool_call_id
+    return shown
+
+
+def _arguments(call: ToolCall) -> str:
+    return call.arguments if isinstance(call.arguments, str) else msgspec.json.encode(call.arguments).decode()

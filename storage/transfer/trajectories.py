@@ -1,0 +1,259 @@
+"""Trajectories: the steps that led to a checkpoint, oldest first, each as what it changed in the one before.
+
+Owns which checkpoints belong to a trajectory (the line from one checkpoint back over its parents, and so no branch that
+was left), what of a step is told, and that the audit log says so before anything is. It reads pages of the thread's
+history alone: what is shown was authenticated there, from the database or from the archive, at the version that the
+reader knows. In memory are the ids of all steps, and of a few the states; where these are large, of fewer.
+
+It does not promise one moment. Checkpoints are written once, so what is shown is true; but one that is removed before
+it was reached breaks the trajectory off.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from storage.administration.audit import Audit
+from storage.errors import CheckpointNotFound, LimitExceeded
+from storage.format.pieces import list_count, list_header
+from storage.model import Channel, Checkpoint, HistoryQuery, Page, PendingWrite, Value
+from storage.postgres.unit_of_work import UnitOfWork
+from storage.schemas.versions import is_control
+from storage.scope import Scope, TenantScope
+
+TRAJECTORY_STEPS_MAX: Final = 100_000  # of a trajectory: their ids are held, some 10 MB
+WINDOW_STEPS_MAX: Final = 32  # whose states are read at once; a page's check of pending writes is paid for once for all
+WINDOW_BYTES_MAX: Final = 16 * 1024 * 1024  # of those states, before fewer are read at once
+_PAGE: Final = 1000
+_ABOVE: Final = "+"  # the least character that an id can have: behind an id, and before every greater one
+
+ReadPage = Callable[[HistoryQuery], Awaitable[Page[Checkpoint]]]
+"""Reads a page of a thread's history as the reader of the trajectory may see it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryQuery:
+    """Which trajectory is wanted.
+
+    Attributes:
+        thread_id: The thread.
+        namespace: The namespace.
+        checkpoint_id: The checkpoint that it leads to; None: the newest.
+        after: The step that it begins after; None: at the first.
+    """
+
+    thread_id: str
+    namespace: str
+    checkpoint_id: str | None = None
+    after: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a step did to a channel.
+
+    Attributes:
+        kind: ``set``, ``append`` (to a list, which is otherwise the same) or ``remove``.
+        channel: The channel, as it is after it; of ``append`` with the new elements alone; None: it is gone.
+    """
+
+    kind: Literal["set", "append", "remove"]
+    channel: Channel | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryStep:
+    """A checkpoint, what it changed, and of its pending writes what the next one does not show."""
+
+    checkpoint: Checkpoint
+    changes: dict[str, Change]
+    writes: list[PendingWrite]
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """A trajectory that is about to be read.
+
+    Attributes:
+        checkpoint_id: The checkpoint that it leads to.
+        missing_parent_id: The parent of its first step, if that was removed; None: it begins where the thread does, or
+            after the step that was named.
+        count: How many steps it has.
+        steps: The steps, oldest first.
+    """
+
+    checkpoint_id: str
+    missing_parent_id: str | None
+    count: int
+    steps: AsyncIterator[TrajectoryStep]
+
+
+class Trajectories:
+    """Reads trajectories.
+
+    Args:
+        unit_of_work: The transactions.
+        audit: The log that says who read one.
+    """
+
+    def __init__(self, unit_of_work: UnitOfWork, audit: Audit) -> None:
+        self._unit_of_work, self._audit = unit_of_work, audit
+
+    async def begin(self, scope: Scope, query: TrajectoryQuery, actor: str, read_page: ReadPage) -> Trajectory:
+        """Find the steps, and record that they are read.
+
+        Args:
+            scope: Whose thread.
+            query: Which trajectory.
+            actor: The reader's name in the audit log.
+            read_page: Reads pages of the thread's history.
+
+        Raises:
+            CheckpointNotFound: there is no such checkpoint, or the step to begin after is not before it.
+            LimitExceeded: it has too many steps.
+            StorageError: the history cannot be read, or the audit log not be written.
+        """
+        ids, missing_parent_id = await _line(query, read_page)
+        target = f"subject:{scope.subject_id}/thread:{query.thread_id}"
+        is_resumed = query.after is not None
+        detail = {"namespace": query.namespace, "checkpoint_id": ids[-1], "steps": len(ids) - is_resumed}
+        async with self._unit_of_work.begin(TenantScope(scope.tenant_id)) as transaction:
+            await self._audit.append(transaction, scope.tenant_id, actor, "trajectory.export", target, detail)
+        steps = _steps(_checkpoints(query, ids, read_page), is_resumed=is_resumed)
+        return Trajectory(ids[-1], missing_parent_id, len(ids) - is_resumed, steps)
+
+
+async def _line(query: TrajectoryQuery, read_page: ReadPage) -> tuple[list[str], str | None]:
+    """The ids from the first step, or the one to begin after, to the last, and the first one's parent if it is gone."""
+    ids = list[str]()
+    wanted = query.checkpoint_id
+    before = None if wanted is None else wanted + _ABOVE
+    asked = HistoryQuery(thread_id=query.thread_id, namespace=query.namespace, before=before, limit=_PAGE)
+    while True:
+        page = await read_page(asked)
+        for each in page.items:
+            if ids and each.checkpoint_id != wanted:
+                continue  # of a branch that was left
+            if wanted not in {None, each.checkpoint_id}:
+                continue
+            ids.append(each.checkpoint_id)
+            wanted = each.parent_id
+            if each.checkpoint_id == query.after:
+                return ids[::-1], None
+            if wanted is None:
+                break
+            if len(ids) > TRAJECTORY_STEPS_MAX:
+                raise LimitExceeded("TRAJECTORY_STEPS_MAX", TRAJECTORY_STEPS_MAX)
+        if page.after is None or (ids and wanted is None):
+            break
+        asked = replace(asked, after=page.after)
+    if not ids or query.after is not None:
+        raise CheckpointNotFound
+    return ids[::-1], wanted
+
+
+async def _checkpoints(query: TrajectoryQuery, ids: Sequence[str], read_page: ReadPage) -> AsyncIterator[Checkpoint]:
+    """The checkpoints with their states, a few at a time."""
+    count, at = WINDOW_STEPS_MAX, 0
+    while at < len(ids):
+        window = ids[at : at + count]
+        found = await _window(query, window, read_page)
+        if found is None:
+            count = max(1, len(window) // 4)
+            continue
+        at += len(window)
+        count = min(count * 2, WINDOW_STEPS_MAX)
+        for each in found:
+            yield each
+
+
+async def _window(query: TrajectoryQuery, ids: Sequence[str], read_page: ReadPage) -> list[Checkpoint] | None:
+    """A few checkpoints with their states; None: they are too large to be held together.
+
+    Raises:
+        CheckpointNotFound: one was removed meanwhile.
+    """
+    asked = HistoryQuery(
+        thread_id=query.thread_id,
+        namespace=query.namespace,
+        before=ids[-1] + _ABOVE,
+        limit=len(ids),
+        with_state=True,
+    )
+    missing, found, size_bytes = set(ids), list[Checkpoint](), 0
+    while True:
+        page = await read_page(asked)
+        for each in page.items:
+            if each.checkpoint_id in missing:
+                missing.discard(each.checkpoint_id)
+                found.append(each)
+                size_bytes += _size_bytes(each)
+        if not missing:
+            return found[::-1]
+        if size_bytes >= WINDOW_BYTES_MAX and len(ids) > 1:
+            return None
+        if page.after is None:
+            raise CheckpointNotFound
+        asked = replace(asked, after=page.after)
+
+
+def _size_bytes(checkpoint: Checkpoint) -> int:
+    return sum(len(each.value.data) for each in (checkpoint.channels or {}).values())
+
+
+async def _steps(checkpoints: AsyncIterator[Checkpoint], *, is_resumed: bool) -> AsyncIterator[TrajectoryStep]:
+    """Each checkpoint but the one to begin after as a step, when the next is read: its writes depend on that one."""
+    before: dict[str, Channel] = {}
+    held: Checkpoint | None = None
+    is_told = is_resumed
+    async for each in checkpoints:
+        if held is not None:
+            if not is_told:
+                yield _step(before, held, is_last=False)
+            before, is_told = held.channels or {}, False
+        held = each
+    if held is not None and not is_told:
+        yield _step(before, held, is_last=True)
+
+
+def _step(before: dict[str, Channel], checkpoint: Checkpoint, *, is_last: bool) -> TrajectoryStep:
+    deltas = set(checkpoint.delta_channels)
+    writes = [each for each in checkpoint.writes or () if is_last or is_control(each.channel) or each.channel in deltas]
+    return TrajectoryStep(checkpoint, changes_between(before, checkpoint.channels or {}), writes)
+
+
+def changes_between(before: dict[str, Channel], after: dict[str, Channel]) -> dict[str, Change]:
+    """What led from one state to another, by channel; a channel whose value is the same is not in it."""
+    changes: dict[str, Change] = {}
+    for name, channel in after.items():
+        held = before.get(name)
+        if held is None:
+            changes[name] = Change("set", channel)
+        elif (held.value.encoding, held.value.data) != (channel.value.encoding, channel.value.data):
+            new = _appended(held.value, channel.value)
+            if new is None:
+                changes[name] = Change("set", channel)
+            else:
+                changes[name] = Change("append", replace(channel, value=Value("msgpack", new)))
+    changes |= {name: Change("remove", None) for name in before if name not in after}
+    return changes
+
+
+def _appended(before: Value, after: Value) -> bytes | None:
+    """The elements that a list got at its end, as a list; None: it is no list, or changed otherwise."""
+    if before.encoding != "msgpack" or after.encoding != "msgpack":
+        return None
+    start, new_start = _header_bytes(before.data), _header_bytes(after.data)
+    if not start or not new_start:
+        return None
+    count = list_count(after.data) - list_count(before.data)
+    kept = before.data[start:]
+    if count <= 0 or not after.data.startswith(kept, new_start):
+        return None
+    return list_header(count) + after.data[new_start + len(kept) :]
+
+
+def _header_bytes(data: bytes) -> int:
+    """The length of a list's header; 0: it is no list."""
+    first = data[0] if data else 0
+    return 1 if 0x90 <= first <= 0x9F else {0xDC: 3, 0xDD: 5}.get(first, 0)

@@ -1,0 +1,147 @@
+"""Which steps a trajectory has, and what each is said to have changed."""
+
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.errors import CheckpointNotFound
+from storage.model import Channel, Checkpoint, HistoryQuery, Page, Value
+from storage.transfer import trajectories
+from storage.transfer.trajectories import TrajectoryQuery, changes_between
+
+INTEGERS = st.integers(-(2**63), 2**64 - 1)
+LISTS = st.lists(st.one_of(INTEGERS, st.text(max_size=3), st.lists(INTEGERS, max_size=2)), max_size=20)
+
+
+def channel(value: object, encoding: str = "msgpack") -> Channel:
+    return Channel(version=None, value=Value(encoding, msgspec.msgpack.encode(value)))
+
+
+def checkpoint(checkpoint_id: str, parent_id: str | None, **state: object) -> Checkpoint:
+    return Checkpoint(
+        thread_id="t",
+        namespace="",
+        checkpoint_id=checkpoint_id,
+        parent_id=parent_id,
+        step=0,
+        status="active",
+        source=None,
+        agent=None,
+        run_id=None,
+        created_at=datetime.now(UTC),
+        state_schema=None,
+        state_version=None,
+        model=None,
+        usage=None,
+        metadata={},
+        delta_channels=(),
+        channels={name: channel(value) for name, value in state.items()},
+        writes=[],
+    )
+
+
+def pages(*stored: Checkpoint, size: int = 2):
+    """Reads pages of a history, as short as they are allowed to be."""
+    newest_first = sorted(stored, key=lambda each: each.checkpoint_id, reverse=True)
+
+    async def read_page(query: HistoryQuery) -> Page[Checkpoint]:
+        ceilings = [each for each in (query.before, (query.after or (None,))[0]) if each is not None]
+        found = [each for each in newest_first if all(each.checkpoint_id < most for most in ceilings)]
+        page = found[: min(size, query.limit)]
+        return Page(page, (page[-1].checkpoint_id,) if len(found) > len(page) else None)
+
+    return read_page
+
+
+async def line(query: TrajectoryQuery, read_page) -> tuple[list[str], str | None]:
+    return await trajectories._line(query, read_page)
+
+
+FORKED = (
+    checkpoint("a", None, n=1),
+    checkpoint("b", "a", n=2),
+    checkpoint("c", "b", n=3),
+    checkpoint("d", "b", n=4),
+    checkpoint("e", "d", n=5),
+)
+
+
+@pytest.mark.parametrize(
+    ("to", "after", "expected"),
+    [
+        (None, None, ["a", "b", "d", "e"]),
+        ("c", None, ["a", "b", "c"]),
+        ("e", "b", ["b", "d", "e"]),
+        ("e", "e", ["e"]),
+    ],
+)
+async def test_it_follows_the_parents_and_leaves_other_branches_out(to, after, expected):
+    query = TrajectoryQuery("t", "", checkpoint_id=to, after=after)
+    assert await line(query, pages(*FORKED)) == (expected, None)
+
+
+async def test_it_names_the_parent_that_was_removed():
+    assert await line(TrajectoryQuery("t", ""), pages(*FORKED[1:])) == (["b", "d", "e"], "a")
+
+
+@pytest.mark.parametrize(("to", "after"), [("x", None), ("e", "c"), ("b", "d")])
+async def test_what_is_no_step_of_it_is_not_found(to, after):
+    with pytest.raises(CheckpointNotFound):
+        await line(TrajectoryQuery("t", "", checkpoint_id=to, after=after), pages(*FORKED))
+
+
+@pytest.mark.parametrize("after", [None, "b"])
+async def test_steps_hold_what_changed_in_the_one_before(after):
+    query = TrajectoryQuery("t", "", after=after)
+    ids, _ = await line(query, pages(*FORKED))
+    read = trajectories._checkpoints(query, ids, pages(*FORKED))
+    steps = [each async for each in trajectories._steps(read, is_resumed=after is not None)]
+    assert [each.checkpoint.checkpoint_id for each in steps] == ([*"abde"] if after is None else [*"de"])
+    assert all(each.changes["n"].kind == "set" for each in steps)
+
+
+async def test_large_states_are_read_fewer_at_a_time():
+    large = [checkpoint(f"{number:03}", f"{number - 1:03}" if number else None, x=b"x" * 2**20) for number in range(40)]
+    sizes = []
+    read_page = pages(*large, size=16)
+
+    async def counted(query: HistoryQuery) -> Page[Checkpoint]:
+        sizes.append(query.limit)
+        return await read_page(query)
+
+    ids = [each.checkpoint_id for each in large]
+    read = trajectories._checkpoints(TrajectoryQuery("t", ""), ids, counted)
+    assert [each.checkpoint_id async for each in read] == ids
+    assert sizes[0] == trajectories.WINDOW_STEPS_MAX
+    assert min(sizes) <= 8  # of 1 MiB each
+
+
+@given(LISTS, LISTS)
+def test_a_list_that_grew_is_told_by_its_new_elements(before, new):
+    changes = changes_between({"list": channel(before)}, {"list": channel(before + new)})
+    if not new:
+        assert changes == {}
+    else:
+        assert changes["list"].kind == "append"
+        assert msgspec.msgpack.decode(changes["list"].channel.value.data) == new
+
+
+@given(st.dictionaries(st.sampled_from("abc"), LISTS), st.dictionaries(st.sampled_from("abc"), LISTS))
+def test_changes_make_the_one_state_of_the_other(before, after):
+    made = dict(before)
+    changes = changes_between(*({name: channel(each) for name, each in state.items()} for state in (before, after)))
+    for name, change in changes.items():
+        if change.kind == "remove":
+            del made[name]
+        else:
+            value = msgspec.msgpack.decode(change.channel.value.data)
+            made[name] = made[name] + value if change.kind == "append" else value
+    assert made == after
+
+
+def test_a_value_in_another_encoding_is_told_whole():
+    before, after = channel([1]), channel([1, 2], "json")
+    assert changes_between({"x": before}, {"x": after})["x"].kind == "set"
