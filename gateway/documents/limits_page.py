@@ -238,7 +238,7 @@ SECTIONS: Final = {
             "ARCHIVE_READ_BYTES_MAX", archive_views, "memory for an archive that is read where it is", "restore-needed"
         ),
         Limit("EXPORT_BYTES_MAX", limits, "an export that is imported", "body-too-large"),
-        Limit("TRAJECTORY_STEPS_MAX", trajectories, "steps of a trajectory", "limit-exceeded"),
+        Limit("TRAJECTORY_STEPS_MAX", trajectories, "checkpoints that a trajectory looks through", "limit-exceeded"),
         Limit("TENANT_TRANSFERS_AT_ONCE", limits, "exports, imports and trajectories of a tenant", "transfer-busy"),
         Limit("TRANSFERS_AT_ONCE", limits, "exports, imports and trajectories of a process", "transfer-busy"),
     ),

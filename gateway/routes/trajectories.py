@@ -70,7 +70,6 @@ async def _lines(
         thread_id=query.thread_id,
         namespace=query.namespace,
         checkpoint_id=found.checkpoint_id,
-        missing_parent_id=found.missing_parent_id,
         steps=found.count,
     )
     yield _line(begin)

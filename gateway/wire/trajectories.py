@@ -20,13 +20,12 @@ class TrajectoryQuery(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class TrajectoryBegin(Response, tag_field="type", tag="begin"):
-    """The first line. ``missing_parent_id``: the first step's parent, where that was removed."""
+    """The first line."""
 
     format: str
     thread_id: str
     namespace: str
     checkpoint_id: str
-    missing_parent_id: str | None
     steps: int
 
 

@@ -21,7 +21,8 @@ from storage.postgres.unit_of_work import UnitOfWork
 from storage.schemas.versions import is_control
 from storage.scope import Scope, TenantScope
 
-TRAJECTORY_STEPS_MAX: Final = 100_000  # of a trajectory: their ids are held, some 10 MB
+# Checkpoints that one trajectory looks through, those of branches too: the ids of its steps are held, some 10 MB.
+TRAJECTORY_STEPS_MAX: Final = 100_000
 WINDOW_STEPS_MAX: Final = 32  # whose states are read at once; a page's check of pending writes is paid for once for all
 WINDOW_BYTES_MAX: Final = 16 * 1024 * 1024  # of those states, before fewer are read at once
 _PAGE: Final = 1000
@@ -76,14 +77,11 @@ class Trajectory:
 
     Attributes:
         checkpoint_id: The checkpoint that it leads to.
-        missing_parent_id: The parent of its first step, if that was removed; None: it begins where the thread does, or
-            after the step that was named.
         count: How many steps it has.
         steps: The steps, oldest first.
     """
 
     checkpoint_id: str
-    missing_parent_id: str | None
     count: int
     steps: AsyncIterator[TrajectoryStep]
 
@@ -113,43 +111,47 @@ class Trajectories:
             LimitExceeded: it has too many steps.
             StorageError: the history cannot be read, or the audit log not be written.
         """
-        ids, missing_parent_id = await _line(query, read_page)
+        ids = await _line(query, read_page)
         target = f"subject:{scope.subject_id}/thread:{query.thread_id}"
         is_resumed = query.after is not None
         detail = {"namespace": query.namespace, "checkpoint_id": ids[-1], "steps": len(ids) - is_resumed}
         async with self._unit_of_work.begin(TenantScope(scope.tenant_id)) as transaction:
             await self._audit.append(transaction, scope.tenant_id, actor, "trajectory.export", target, detail)
         steps = _steps(_checkpoints(query, ids, read_page), is_resumed=is_resumed)
-        return Trajectory(ids[-1], missing_parent_id, len(ids) - is_resumed, steps)
+        return Trajectory(ids[-1], len(ids) - is_resumed, steps)
 
 
-async def _line(query: TrajectoryQuery, read_page: ReadPage) -> tuple[list[str], str | None]:
-    """The ids from the first step, or the one to begin after, to the last, and the first one's parent if it is gone."""
+async def _line(query: TrajectoryQuery, read_page: ReadPage) -> list[str]:
+    """The ids from the first step, or the one to begin after, to the last.
+
+    The first step is one without a parent, or whose parent was removed: history tells both alike.
+    """
     ids = list[str]()
-    wanted = query.checkpoint_id
+    wanted, looked_at = query.checkpoint_id, 0
     before = None if wanted is None else wanted + _ABOVE
     asked = HistoryQuery(thread_id=query.thread_id, namespace=query.namespace, before=before, limit=_PAGE)
     while True:
         page = await read_page(asked)
         for each in page.items:
-            if ids and each.checkpoint_id != wanted:
-                continue  # of a branch that was left
+            looked_at += 1
+            if looked_at > TRAJECTORY_STEPS_MAX:
+                raise LimitExceeded("TRAJECTORY_STEPS_MAX", TRAJECTORY_STEPS_MAX)
             if wanted not in {None, each.checkpoint_id}:
-                continue
+                if not ids:  # the newest that is not behind the wanted one is another one
+                    raise CheckpointNotFound
+                continue  # of a branch that was left
             ids.append(each.checkpoint_id)
             wanted = each.parent_id
             if each.checkpoint_id == query.after:
-                return ids[::-1], None
+                return ids[::-1]
             if wanted is None:
                 break
-            if len(ids) > TRAJECTORY_STEPS_MAX:
-                raise LimitExceeded("TRAJECTORY_STEPS_MAX", TRAJECTORY_STEPS_MAX)
         if page.after is None or (ids and wanted is None):
             break
         asked = replace(asked, after=page.after)
     if not ids or query.after is not None:
         raise CheckpointNotFound
-    return ids[::-1], wanted
+    return ids[::-1]
 
 
 async def _checkpoints(query: TrajectoryQuery, ids: Sequence[str], read_page: ReadPage) -> AsyncIterator[Checkpoint]:

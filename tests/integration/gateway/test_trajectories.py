@@ -62,7 +62,7 @@ def test_lines_hold_what_each_step_changed_and_how_it_ended(client, http):
     begin, *steps, end = map(json.loads, answer.text.splitlines())
     assert begin == {
         "type": "begin", "format": "stateroom-trajectory/1", "thread_id": "trip", "namespace": "",
-        "checkpoint_id": ids[-1], "missing_parent_id": None, "steps": 3,
+        "checkpoint_id": ids[-1], "steps": 3,
     }  # fmt: skip
     assert [each["checkpoint_id"] for each in steps] == ids
     assert steps[1]["changes"] == {
@@ -93,6 +93,14 @@ def test_a_long_thread_comes_whole(client):
     assert [each.checkpoint_id for each in steps] == ids
     assert [each.changes["n"].value for each in steps[1:]] == [[number] for number in range(69)]
     assert len(list(thread.trajectory(after=ids[39]))) == 30
+
+
+def test_it_begins_with_a_whole_state_where_what_was_before_is_pruned(client):
+    ids = talked(client)
+    client.prune(["trip"])
+    [step] = client.thread("trip").trajectory()
+    assert (step.checkpoint_id, step.parent_id) == (ids[-1], None)
+    assert {name: change.kind for name, change in step.changes.items()} == {"messages": "set", "booked": "set"}
 
 
 def test_an_archived_thread_is_told_as_it_was(client, http):

@@ -56,7 +56,7 @@ def pages(*stored: Checkpoint, size: int = 2):
     return read_page
 
 
-async def line(query: TrajectoryQuery, read_page) -> tuple[list[str], str | None]:
+async def line(query: TrajectoryQuery, read_page) -> list[str]:
     return await trajectories._line(query, read_page)
 
 
@@ -80,11 +80,25 @@ FORKED = (
 )
 async def test_it_follows_the_parents_and_leaves_other_branches_out(to, after, expected):
     query = TrajectoryQuery("t", "", checkpoint_id=to, after=after)
-    assert await line(query, pages(*FORKED)) == (expected, None)
+    assert await line(query, pages(*FORKED)) == expected
 
 
-async def test_it_names_the_parent_that_was_removed():
-    assert await line(TrajectoryQuery("t", ""), pages(*FORKED[1:])) == (["b", "d", "e"], "a")
+async def test_it_begins_where_the_parent_was_removed():
+    kept = (checkpoint("b", None, n=2), *FORKED[2:])  # as history shows it
+    assert await line(TrajectoryQuery("t", ""), pages(*kept)) == ["b", "d", "e"]
+
+
+async def test_a_checkpoint_that_is_none_is_looked_for_on_one_page():
+    asked = []
+    read_page = pages(*FORKED)
+
+    async def counted(query: HistoryQuery) -> Page[Checkpoint]:
+        asked.append(query)
+        return await read_page(query)
+
+    with pytest.raises(CheckpointNotFound):
+        await line(TrajectoryQuery("t", "", checkpoint_id="x"), counted)
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize(("to", "after"), [("x", None), ("e", "c"), ("b", "d")])
@@ -96,7 +110,7 @@ async def test_what_is_no_step_of_it_is_not_found(to, after):
 @pytest.mark.parametrize("after", [None, "b"])
 async def test_steps_hold_what_changed_in_the_one_before(after):
     query = TrajectoryQuery("t", "", after=after)
-    ids, _ = await line(query, pages(*FORKED))
+    ids = await line(query, pages(*FORKED))
     read = trajectories._checkpoints(query, ids, pages(*FORKED))
     steps = [each async for each in trajectories._steps(read, is_resumed=after is not None)]
     assert [each.checkpoint.checkpoint_id for each in steps] == ([*"abde"] if after is None else [*"de"])
