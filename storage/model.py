@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 from uuid import UUID
 
 Status = Literal["active", "waiting", "failed", "done"]
@@ -12,6 +12,8 @@ Purpose = Literal["piece", "artifact", "archive"]
 """What a blob is: a value's piece, a file, or an archived thread."""
 Bucket = Literal["blobs", "archive"]
 """Which bucket an object is in. The names of objects differ, too, so that one bucket may be both."""
+EXPORT_PERMISSION: Final = "state:export"
+"""What a key needs to export threads in clear, beside `state:read`."""
 Tier = Literal["hot", "archive"]
 """Where a thread's rows are: in the database, or in an object."""
 ChannelVersion = str | int | float | None

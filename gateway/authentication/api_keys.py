@@ -26,12 +26,11 @@ import msgspec
 
 from storage.encoding import encode_json
 from storage.keys.key_seals import FIRST_PEPPER_VERSION, Peppers, microseconds
-from storage.model import ApiKeyRecord
+from storage.model import EXPORT_PERMISSION, ApiKeyRecord
 
 OPERATOR_PERMISSIONS = frozenset({"operator", "decrypt-any"})
-SUBJECT_PERMISSIONS = frozenset({"state:read", "state:write", "state:delete", "state:export"})
-# What a tenant's keys may do at all.
-TENANT_PERMISSIONS = ("state:delete", "state:export", "state:read", "state:write", "subject:act_as", "tenant:admin")
+SUBJECT_PERMISSIONS = frozenset({"state:read", "state:write", "state:delete", EXPORT_PERMISSION})
+_TENANT_PERMISSIONS = SUBJECT_PERMISSIONS | {"subject:act_as", "tenant:admin"}
 # A founding or a recovered key administers, and opens no state; it makes keys that do. The two exceptions to "no key
 # makes another that may do more than itself": an operator made it, who may do none of this.
 ADMINISTRATION = ("tenant:admin",)
@@ -74,6 +73,11 @@ def _base62(number: int, digits: int) -> str:
 
 def _checksum(body: str) -> str:
     return _base62(zlib.crc32(body.encode("ascii")), _CHECKSUM_DIGITS)
+
+
+def tenant_permissions(*, may_export: bool) -> tuple[str, ...]:
+    """What a tenant's keys may do at all; ``may_export``: no older build runs, which cannot list keys that export."""
+    return tuple(sorted(_TENANT_PERMISSIONS if may_export else _TENANT_PERMISSIONS - {EXPORT_PERMISSION}))
 
 
 def key_id_of(digest: bytes) -> str:

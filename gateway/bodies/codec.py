@@ -32,7 +32,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgpack
 import msgspec
@@ -54,6 +54,7 @@ from storage.errors import InvalidState, LimitExceeded
 from storage.model import Value
 
 MEDIA_TYPES: dict[Format, str] = {"json": "application/json", "msgpack": "application/msgpack"}
+LINES_MEDIA_TYPE: Final = "application/jsonl"  # https://jsonlines.org
 _FORMATS: dict[str, Format] = {media_type: name for name, media_type in MEDIA_TYPES.items()}
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _ESCAPE = 'a map whose only key is a $ word is sent as {"$map": [["$...", value]]}'

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from gateway import routes, wire
 from gateway.authentication.principals import LISTING
-from gateway.bodies.codec import MEDIA_TYPES
+from gateway.bodies.codec import LINES_MEDIA_TYPE, MEDIA_TYPES
 from gateway.documents.examples import answer_of, body_of
 from gateway.documents.member_words import words_of
 from gateway.documents.schema_words import PARAMETERS, TAGS, path_schema, portable
@@ -146,7 +146,7 @@ _PARAMETERS = {
 
 def document(operations: list[tuple[str, Operation[Any]]], *, public_url: str) -> dict[str, Any]:
     """The OpenAPI document of ``operations``, given with their group."""
-    every = (shape for _, one in operations for shape in (one.body, one.returns, one.returns_otherwise))
+    every = (shape for _, one in operations for shape in (one.body, one.returns, one.returns_otherwise, *one.lines))
     shapes = [shape for shape in every if shape is not None]
     schemas = portable(dict(sorted(_unique_schemas([*shapes, wire.problems.Problem]).items())))
     for name, schema in schemas.items():
@@ -220,8 +220,12 @@ def _unique_schemas(shapes: list[Any]) -> dict[str, Any]:
     return schemas
 
 
+def _reference(shape: type[Struct]) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{shape.__name__}"}
+
+
 def _content(shape: type[Struct], example: Any, *, both: bool = True) -> dict[str, Any]:
-    media: dict[str, Any] = {"schema": {"$ref": f"#/components/schemas/{shape.__name__}"}}
+    media: dict[str, Any] = {"schema": _reference(shape)}
     content = {MEDIA_TYPES["json"]: {**media, "example": example}}
     return {**content, MEDIA_TYPES["msgpack"]: media} if both else content
 
@@ -326,6 +330,8 @@ def _operation(one: Operation[Any]) -> dict[str, Any]:  # noqa: C901, PLR0912  o
             answer["content"] = _content(shape, answer_of(one.name, status), both=not one.public)
         elif one.content:
             answer["content"] = {"*/*": {"schema": {}}}
+        elif one.lines:
+            answer["content"] = {LINES_MEDIA_TYPE: {"schema": {"oneOf": [_reference(each) for each in one.lines]}}}
         elif one.public:
             answer["content"] = {one.media_type: {"schema": _OPEN if "json" in one.media_type else {"type": "string"}}}
         responses[str(status)] = answer

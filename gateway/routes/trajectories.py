@@ -12,7 +12,7 @@ from typing import Any
 from gateway import wire
 from gateway.admission.slices import Work
 from gateway.authentication.principals import SUBJECT, check_permission
-from gateway.bodies.codec import encode_body, value_out
+from gateway.bodies.codec import LINES_MEDIA_TYPE, encode_body, value_out
 from gateway.http.content import stream
 from gateway.http.exchange import Answer, path_id
 from gateway.routes.checkpoints.conversion import check_namespace, write_out
@@ -20,8 +20,6 @@ from gateway.routing.operations import Call, Operation
 from storage import model
 from storage.scope import Scope
 from storage.transfer import trajectories
-
-MEDIA_TYPE = "application/jsonl"
 
 
 @Operation(
@@ -37,7 +35,7 @@ MEDIA_TYPE = "application/jsonl"
         "state-too-large", "blob-store-unavailable", "blobs-not-configured", "thread-archived", "restore-needed",
         "state-too-new", "state-schema-mismatch", "state-upcast-failed", "transfer-busy", "commit-unknown",
     ),
-    content=True,
+    lines=(wire.trajectories.TrajectoryBegin, wire.trajectories.TrajectoryStep, wire.trajectories.TrajectoryEnd),
 )  # fmt: skip
 async def export_trajectory(call: Call[Scope], thread_id: str) -> Answer:
     check_permission(call.principal, "state:read")
@@ -58,7 +56,7 @@ async def export_trajectory(call: Call[Scope], thread_id: str) -> Answer:
         admitted.enter_context(call.services.admission.transfer(call.scope.tenant_id))
         found = await call.commit(call.store.trajectories.begin(call.scope, query, call.actor, read_page))
         lines = _lines(call, query, found)
-        headers = {"content-type": MEDIA_TYPE, "cache-control": "no-store"}
+        headers = {"content-type": LINES_MEDIA_TYPE, "cache-control": "no-store"}
         return await stream(lines, status=200, headers=headers, size_bytes=None, held=admitted.pop_all())
 
 

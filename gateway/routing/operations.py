@@ -57,6 +57,7 @@ class Operation(Generic[S]):
         media_type: The media type of what a public operation answers.
         raw_body: Whether the body is bytes of any media type, read as a stream.
         content: Whether it answers with an artifact's content, in whatever media type that has.
+        lines: Shapes of the lines that it answers with, in JSON Lines; none: it answers otherwise.
         extra_headers: Response headers worth naming beyond the common ones.
         name: The operationId, and the anchor in the documentation: the handler's name, unless another one is given.
     """
@@ -78,6 +79,7 @@ class Operation(Generic[S]):
     media_type: str = "application/json"
     raw_body: bool = False
     content: bool = False
+    lines: tuple[Any, ...] = ()
     extra_headers: tuple[str, ...] = ()
     name: str = ""
 
@@ -224,5 +226,6 @@ class Route:
         operation = self.operation
         if facts.duplicate is not None and not operation.plain:
             raise InvalidRequest(Fault(detail="the header is given twice", header=facts.duplicate))
-        # An artifact's content comes in the media type it has, whatever is accepted.
-        return Exchange(facts, receive, operation.path, any_accept=operation.content or operation.plain)
+        # An artifact's content comes in the media type it has, and lines are JSON, whatever is accepted.
+        any_accept = operation.content or bool(operation.lines) or operation.plain
+        return Exchange(facts, receive, operation.path, any_accept=any_accept)

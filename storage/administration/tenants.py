@@ -19,9 +19,10 @@ from storage.access.row_quotas import RowQuotas
 from storage.administration.audit import LOCAL_ACTOR, Audit, chain_of
 from storage.clock import Clock
 from storage.concurrency.turns import Pauses
-from storage.control.features import SEALED_API_KEYS, Features
+from storage.control.features import READABLE_EXPORTS, SEALED_API_KEYS, Features
 from storage.errors import (
     ApiKeyNotFound,
+    FeatureOff,
     IdempotencyKeyReused,
     InvalidState,
     LastAdminKey,
@@ -31,7 +32,7 @@ from storage.errors import (
 )
 from storage.format.audit import OPERATOR_CHAIN, Detail
 from storage.keys.key_seals import Peppers
-from storage.model import ApiKeyRecord, KeySeal, Page, Tenant
+from storage.model import EXPORT_PERMISSION, ApiKeyRecord, KeySeal, Page, Tenant
 from storage.postgres.session import Session
 from storage.postgres.unit_of_work import FIRST_ANSWER_SECONDS_MAX, Transaction, UnitOfWork
 from storage.scope import OperatorScope, TenantScope
@@ -103,7 +104,9 @@ class Tenants:
         Raises:
             IdempotencyKeyReused: there is one with its id and another name.
             TenantNameTaken: another tenant has its name.
+            FeatureOff: As `add_key`.
         """
+        await self._check_permissions(first_key)
         async with self._unit_of_work.begin(scope) as transaction:
             await _claim_name(transaction, tenant.tenant_id, tenant.name)
             if not await transaction.run(
@@ -257,10 +260,12 @@ class Tenants:
         Raises:
             IdempotencyKeyReused: one of its id may do something else.
             TenantNotFound: there is no such tenant.
+            FeatureOff: As `add_key`.
         """
         tenant_id = record.tenant_id
         if tenant_id is None:
             raise TenantNotFound
+        await self._check_permissions(record)
         async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
             if await transaction.fetch_one(sql.ONE_TENANT, wanted=tenant_id) is None:
                 raise TenantNotFound
@@ -299,6 +304,21 @@ class Tenants:
         await self._features.ready()
         return self._features.is_on(SEALED_API_KEYS)
 
+    async def may_allow_exports(self) -> bool:
+        """Whether credentials may name `EXPORT_PERMISSION`, which older builds cannot list.
+
+        Raises:
+            CryptoError, IntegrityFailure, Unavailable: As `seals_needed`.
+        """
+        await self._features.ready()
+        return self._features.is_switched_on(READABLE_EXPORTS)
+
+    async def _check_permissions(self, record: ApiKeyRecord) -> None:
+        if EXPORT_PERMISSION in {*record.permissions, *record.grants} and not await self.may_allow_exports():
+            raise FeatureOff(
+                f"keys may name {EXPORT_PERMISSION} once no older gateway or worker runs: stateroom db finish-upgrade"
+            )
+
     async def add_key(
         self, scope: TenantScope | OperatorScope, record: ApiKeyRecord, actor: str = LOCAL_ACTOR
     ) -> ApiKeyRecord:
@@ -309,7 +329,9 @@ class Tenants:
 
         Raises:
             IdempotencyKeyReused: one of its id may do something else.
+            FeatureOff: It names `EXPORT_PERMISSION`, and an older build may run.
         """
+        await self._check_permissions(record)
         async with self._unit_of_work.begin(scope) as transaction:
             before = await _add_key(transaction, record)
             if before is not None:

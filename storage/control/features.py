@@ -51,8 +51,9 @@ ADOPTIONS = Feature("adoptions", "unversioned state of an agent can be adopted a
 SAVE_POLICIES = Feature("save-policies", "a tenant can have saves refused that do not name the head they follow")
 SEALED_API_KEYS = Feature("sealed-api-keys", "an API key whose row has no seal is damaged, and opens nothing")
 SEGMENTS = Feature("segments", "old checkpoints of threads that stay hot can be moved to the bucket of archives")
+READABLE_EXPORTS = Feature("readable-exports", "API keys may be allowed to export threads in clear (state:export)")
 # Every feature of this build. One that was released is never renamed and never taken out.
-KNOWN = (CONTROL_ROW_FORMATS, ADOPTIONS, SEALED_API_KEYS, SAVE_POLICIES, SEGMENTS)
+KNOWN = (CONTROL_ROW_FORMATS, ADOPTIONS, SEALED_API_KEYS, SAVE_POLICIES, SEGMENTS, READABLE_EXPORTS)
 KNOWN_NAMES = tuple(feature.name for feature in KNOWN)
 
 
@@ -120,12 +121,26 @@ class Features:
             IntegrityFailure: somebody else than a gateway says so, or took it away.
             KeyUnavailable: nobody made this `ready`.
         """
+        self._check(feature)
+        since = self._since.get(feature.name)
+        return since is not None and self._clock.now() >= since
+
+    def is_switched_on(self, feature: Feature) -> bool:
+        """Whether no process of a build runs that does not know this feature; perhaps not all act on it yet.
+
+        It is for what such a build misreads and every process that knows the feature reads at any time.
+
+        Raises:
+            IntegrityFailure, KeyUnavailable: As `is_on`.
+        """
+        self._check(feature)
+        return feature.name in self._since
+
+    def _check(self, feature: Feature) -> None:
         if self._fresh_until == float("-inf"):
             raise KeyUnavailable(1.0)
         if feature.name in self.damaged:
             raise IntegrityFailure(f"feature {feature.name} was switched on, or off, outside the gateway")
-        since = self._since.get(feature.name)
-        return since is not None and self._clock.now() >= since
 
     def since(self) -> dict[str, datetime]:
         """What is switched on and since when, which may lie ahead; what is damaged is left out."""

@@ -22,7 +22,7 @@ from gateway.embedded.postgres import EmbeddedPostgres
 from gateway.embedded.s3 import EmbeddedS3
 from tests.previous.earlier_words import EarlierWords
 from tests.support.gateway import Tenant
-from tests.support.operations import SERVICE, STATE, SUBJECT, Tenancy, encoded
+from tests.support.operations import SUBJECT, Tenancy, encoded
 from tests.support.previous_build import environment, recorded
 from tests.support.production import Deployment
 
@@ -150,12 +150,6 @@ class EarlierTenancy(Tenancy):
         base_url, words = self.gateway.url, EarlierWords()
         with httpx.Client(base_url=base_url, headers=headers, timeout=30, transport=words) as client:
             yield client
-
-    def key(self, service_key: str, subject: str | None = None, permissions: list[str] | None = None) -> str:
-        """As `Tenancy.key`: then there was no permission to export in clear."""
-        if permissions is None:
-            permissions = [each for each in (STATE if subject else SERVICE) if each != "state:export"]
-        return super().key(service_key, subject, permissions)
 
     def recipient(self, service_key: str) -> str:
         """As `Tenancy.recipient`: then it was the deployment's, and operators showed it."""

@@ -42,9 +42,10 @@ from storage.model import (
 from storage.postgres.unit_of_work import Silent
 from storage.scope import ClientShare
 from storage.service import Store, StoreOptions
-from tests.support.operations import SERVICE, Tenancy, assert_problem
+from tests.support.operations import Tenancy, assert_problem
 from tests.support.states import contents, document, packed, patch, state, write, writes_of
 from tests.support.stores import DEPLOYMENT_ID
+from tests.support.tenants import SERVICE
 
 HEADER = "Stateroom-Client-Share"
 TABLES = ("threads", "heads", "checkpoints", "pending_writes", "chunks", "idempotency")

@@ -13,10 +13,11 @@ import httpx
 import pytest
 
 from gateway.app import create_app
+from gateway.authentication.api_keys import SUBJECT_PERMISSIONS, tenant_permissions
 from gateway.embedded.postgres import EmbeddedPostgres
 from gateway.embedded.s3 import EmbeddedS3
 from gateway.problems import PathUnknown
-from storage.control.features import ADOPTIONS, SAVE_POLICIES
+from storage.control.features import ADOPTIONS, READABLE_EXPORTS, SAVE_POLICIES
 from tests.support.features import finish_upgrade
 from tests.support.gateway import Tenant
 from tests.support.operations import (
@@ -26,8 +27,6 @@ from tests.support.operations import (
     NAMED,
     NO_ID,
     OF_SUBJECTS,
-    SERVICE,
-    STATE,
     Declared,
     Request,
     Tenancy,
@@ -45,6 +44,7 @@ from tests.support.production import Deployment, Launcher, ProductionGateway, se
 from tests.unit.gateway.doubles import MemoryStore, settings
 
 OWNER = "owner"
+EVERY = tenant_permissions(may_export=True)
 # What a stranger gets who sends the owner's very request in a scope of his own, where nothing is.
 ALONE: dict[str, int] = {
     "get_usage": 200,
@@ -222,7 +222,7 @@ async def world(own_gateway: ProductionGateway, launcher: Launcher, database_dsn
     environ = {"PATH": os.environ["PATH"], **deployment.environ}
 
     # What is done only once an upgrade was finished must keep to its tenant, too.
-    await finish_upgrade(deployment, ADOPTIONS, SAVE_POLICIES)
+    await finish_upgrade(deployment, ADOPTIONS, READABLE_EXPORTS, SAVE_POLICIES)
 
     def operator_key(*options: str) -> str:
         made = launcher.run(environ, "init", "--another", "--json", *options)
@@ -672,7 +672,7 @@ def test_a_listing_of_a_whole_tenant_is_of_nobody_elses(world: World) -> None:
         assert thread.checkpoint_id not in foreigner.get("/v1/checkpoints?limit=1000").text
     with world.tenancy.client(world.callers[STRANGERS_AT_HOME[2]].api_key) as other:
         assert other.get(path).json() == {"checkpoints": [], "next_cursor": None}
-    acting = world.tenancy.key(world.service_key, None, [*STATE, "subject:act_as"])
+    acting = world.tenancy.key(world.service_key, None, [*SUBJECT_PERMISSIONS, "subject:act_as"])
     for stranger, status in ((acting, 400), (world.tenancy.gateway.operator_key, 403), (None, 401)):
         with world.tenancy.client(stranger) as client:
             answer = client.get(path)
@@ -771,7 +771,7 @@ def test_options_tells_all_methods_of_a_path_to_everybody_and_nothing_else(world
 def test_a_key_without_the_permission_is_refused(world: World, name: str) -> None:
     declared = DECLARED[name]
     permission = declared.operation.permission
-    service_key = world.key_of(None, *(one for one in SERVICE if one != permission))
+    service_key = world.key_of(None, *(one for one in EVERY if one != permission))
     with world.tenancy.client(world.owner_key) as owner:
         target = world.targets.pop(OWNER, None)
         if target is None:
@@ -783,8 +783,8 @@ def test_a_key_without_the_permission_is_refused(world: World, name: str) -> Non
         with world.tenancy.client(service_key, OWNER) as client:
             problem = assert_problem(request.send(client), 403, "permission-denied")
         assert str(permission) in problem["detail"]
-        if permission in STATE:
-            subject_key = world.key_of(OWNER, *(one for one in STATE if one != permission))
+        if permission in SUBJECT_PERMISSIONS:
+            subject_key = world.key_of(OWNER, *(one for one in SUBJECT_PERMISSIONS if one != permission))
             with world.tenancy.client(subject_key) as client:
                 assert_problem(request.send(client), 403, "permission-denied")
         assert _seen(owner, thread) == target.seen
@@ -795,10 +795,10 @@ def test_a_key_without_the_permission_is_refused(world: World, name: str) -> Non
 def test_a_service_acts_for_nobody_without_permission_or_without_a_name(world: World, name: str) -> None:
     thread = Thread("t", "c", "w", "r")
     request = request_of(DECLARED[name], thread)
-    with world.tenancy.client(world.key_of(None, *STATE), OWNER) as client:
+    with world.tenancy.client(world.key_of(None, *SUBJECT_PERMISSIONS), OWNER) as client:
         assert_problem(request.send(client), 403, "permission-denied")
     # Without tenant:admin, with which some operations list the whole tenant.
-    with world.tenancy.client(world.key_of(None, *STATE, "subject:act_as")) as client:
+    with world.tenancy.client(world.key_of(None, *SUBJECT_PERMISSIONS, "subject:act_as")) as client:
         assert_problem(request.send(client), 400, "subject-required")
 
 

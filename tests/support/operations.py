@@ -21,12 +21,13 @@ import msgpack
 
 from crypto import ExportSealer, SecretKey, TransferKey, TransferRecipient
 from gateway import routes
+from gateway.authentication.api_keys import SUBJECT_PERMISSIONS
 from gateway.routing.operations import Operation
 from storage.format import export
 from tests.support.gateway import GatewayProcess
-from tests.support.tenants import SERVICE, new_tenant
+from tests.support.tenants import granted, new_tenant
 
-STATE = ["state:read", "state:write", "state:delete", "state:export"]
+STATE = ["state:read", "state:write", "state:delete"]
 SUBJECT = "Stateroom-Subject"
 CANARY = f"canary-{uuid4().hex}"
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading the system's certificates takes longer than a test
@@ -267,10 +268,11 @@ class Tenancy:
     def key(self, service_key: str, subject: str | None = None, permissions: list[str] | None = None) -> str:
         """Make a key of the service key's tenant: a subject's where ``subject`` is given."""
         body: dict[str, Any] = {"kind": "service" if subject is None else "subject", "name": "made by a test"}
-        body["permissions"] = (STATE if subject else SERVICE) if permissions is None else permissions
         if subject is not None:
             body["subject_id"] = subject
         with self.client(service_key) as client:
+            every = [each for each in granted(client) if subject is None or each in SUBJECT_PERMISSIONS]
+            body["permissions"] = every if permissions is None else permissions
             made = client.post("/v1/api-keys", json=body)
         assert made.status_code == 201, made.text
         return made.json()["api_key"]

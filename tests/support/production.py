@@ -41,7 +41,7 @@ from tests.support.engines import create_database, drop_database
 Command = Callable[..., Awaitable[subprocess.CompletedProcess[bytes]]]
 
 START_SECONDS_MAX = 30.0
-PERMISSIONS = ("state:delete", "state:export", "state:read", "state:write", "subject:act_as", "tenant:admin")
+PERMISSIONS = ("state:delete", "state:read", "state:write", "subject:act_as", "tenant:admin")
 OWNER_PASSWORD, APP_PASSWORD = "o" * 20, "a" * 20  # of the cluster's roles, so the same for every database
 _READY = re.compile(r'"listen":"([^"]+)"')
 _WORKING = re.compile(r'"event":"working"')

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 DATABASE = "stateroom"
 NAME = "embedded"  # of the tenant and of its keys
-PERMISSIONS = ("state:read", "state:write", "state:delete", "state:export", "subject:act_as", "tenant:admin")
 # What a person may still choose for an embedded gateway; the rest follows from the folder.
 PASSED_ON = (
     "STATEROOM_BACKUP_RETENTION_DAYS",
@@ -372,9 +371,10 @@ async def register_keys(store: "Store", identity: Identity) -> None:
     if await store.tenants.look_up_key(service.key_id) is not None:
         return
     tenant = Tenant(tenant_id=identity.tenant_id, name=NAME, created_at=now)
+    permissions = api_keys.tenant_permissions(may_export=await store.tenants.may_allow_exports())
     record, _ = api_keys.mint(
         peppers,
-        api_keys.NewKey(kind="service", permissions=PERMISSIONS, name=NAME, now=now, tenant_id=tenant.tenant_id),
+        api_keys.NewKey(kind="service", permissions=permissions, name=NAME, now=now, tenant_id=tenant.tenant_id),
         service,
     )
     await store.tenants.create(OperatorScope(founding=tenant.tenant_id), tenant, record)

@@ -134,9 +134,6 @@ def _check_request(request: wire.api_keys.ApiKeyRequest, grants: frozenset[str],
         raise InvalidState("a service key has no subject", "/subject_id")
     if request.expires_at is not None:
         check_expiry(request.expires_at, services.clock.now())
-    if "state:read" in grants:
-        # Keys from before this permission do not name it. It gives no more than reading does, step by step.
-        grants |= {"state:export"}
     if beyond := sorted({*request.permissions, *(request.grants or ())} - grants):
         raise PermissionDenied(
             f"this key does not grant {', '.join(beyond)}; use one that does, or ask the operator to recover the tenant"
@@ -152,7 +149,7 @@ def _check_request(request: wire.api_keys.ApiKeyRequest, grants: frozenset[str],
     returns=wire.api_keys.ApiKeyCreated,
     statuses=(201, 200),
     headers=("Idempotency-Key",),
-    problems=("idempotency-key-reused",),
+    problems=("idempotency-key-reused", "feature-off"),
 )
 async def create_api_key(call: Call[TenantScope]) -> Answer:
     request, name, body = await call.exchange.body(wire.api_keys.ApiKeyRequest)

@@ -47,7 +47,7 @@ async def create_tenant(call: Call[OperatorScope]) -> Answer:
         api_keys.NewKey(
             kind="service",
             permissions=api_keys.ADMINISTRATION,
-            grants=api_keys.TENANT_PERMISSIONS,
+            grants=api_keys.tenant_permissions(may_export=await call.store.tenants.may_allow_exports()),
             now=tenant.created_at,
             name="first key",
             tenant_id=tenant.tenant_id,
@@ -160,7 +160,7 @@ async def recover_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
         api_keys.NewKey(
             kind="service",
             permissions=api_keys.ADMINISTRATION,
-            grants=api_keys.TENANT_PERMISSIONS,
+            grants=api_keys.tenant_permissions(may_export=await call.store.tenants.may_allow_exports()),
             now=call.services.clock.now(),
             name="recovery key",
             tenant_id=wanted,

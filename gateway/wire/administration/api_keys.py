@@ -33,7 +33,7 @@ class ApiKeyRequest(Request):
     """A new API key. ``subject`` keys are bound to ``subject_id``; ``service`` keys to the tenant.
 
     Neither ``permissions`` nor ``grants`` can exceed what the key that asks grants. ``grants`` is what keys that the
-    new one makes may be allowed; absent: its permissions. What grants ``state:read`` grants ``state:export``, too.
+    new one makes may be allowed; absent: its permissions.
     """
 
     kind: Literal["subject", "service"]

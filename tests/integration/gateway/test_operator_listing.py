@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 import pytest
 
-from tests.support.operations import CANARY, SERVICE, Tenancy, assert_problem, save_thread
+from tests.support.operations import CANARY, Tenancy, assert_problem, save_thread
+from tests.support.tenants import SERVICE
 
 ADMIN = ["tenant:admin"]
 SEALED = {"state", "channels", "pending_writes"}

@@ -16,8 +16,9 @@ from storage.model import Tenant
 from storage.postgres.engine import POOL_TIMEOUT_SECONDS
 from storage.scope import OperatorScope
 from storage.service import Store
-from tests.support.operations import SERVICE, assert_problem
+from tests.support.operations import assert_problem
 from tests.support.stores import DEPLOYMENT_ID
+from tests.support.tenants import SERVICE
 from tests.unit.gateway.doubles import PEPPERS, settings
 
 CONNECTIONS = 8  # of which one tenant may wait for more than these requests need

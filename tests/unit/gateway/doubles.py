@@ -218,6 +218,9 @@ class Tenants:
     async def seals_needed(self) -> bool:
         return False
 
+    async def may_allow_exports(self) -> bool:
+        return True
+
     async def add_key(
         self, scope: TenantScope | OperatorScope, record: model.ApiKeyRecord, actor: str
     ) -> model.ApiKeyRecord:

@@ -72,7 +72,7 @@ def test_a_default_makes_no_member_required_of_who_sends_it() -> None:
 def test_times_have_their_format(shape: type[msgspec.Struct]) -> None:
     hints = get_type_hints(shape)
     for name, described in SCHEMAS[shape.__name__]["properties"].items():
-        is_time = "datetime" in repr(hints[name])
+        is_time = "datetime" in repr(hints.get(name))  # none: the tag of a line
         assert ("date-time" in json.dumps(described)) == is_time, name
 
 

@@ -9,6 +9,7 @@ from tests.unit.gateway.doubles import PEPPERS
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 TENANT = uuid4()
+GRANTS = api_keys.tenant_permissions(may_export=True)
 
 
 def key(*permissions: str, grants: tuple[str, ...] | None = None, **more) -> ApiKeyRecord:
@@ -24,18 +25,18 @@ def test_a_tenant_whose_administrators_can_make_no_agents_key_is_named():
     [note] = examine(key("tenant:admin"), key("state:read", "state:write")).notes
     assert str(TENANT) in note
     assert "no key for its agents" in note
-    assert examine(key("tenant:admin", grants=api_keys.TENANT_PERMISSIONS)).notes == []
+    assert examine(key("tenant:admin", grants=GRANTS)).notes == []
     # Of the release before, which said nothing of grants.
     assert examine(replace(key("tenant:admin"), seal=None)).notes == [note]
 
 
 def test_a_tenant_without_an_administrator_is_named_and_ended_keys_do_not_count():
-    admin = key("tenant:admin", grants=api_keys.TENANT_PERMISSIONS, expires_at=NOW)
+    admin = key("tenant:admin", grants=GRANTS, expires_at=NOW)
     assert "has no key that administers it" in examine(admin, key("state:read")).notes[0]
 
 
 def test_that_the_last_key_of_the_operators_ends_soon_is_said():
-    admin = key("tenant:admin", grants=api_keys.TENANT_PERMISSIONS)
+    admin = key("tenant:admin", grants=GRANTS)
     ends = [NOW + timedelta(days=days) for days in (13, 15)]
     soon, later = (key("operator", kind="operator", tenant_id=None, expires_at=each) for each in ends)
     [note] = examine(admin, operators=(soon,)).notes
@@ -44,7 +45,7 @@ def test_that_the_last_key_of_the_operators_ends_soon_is_said():
 
 
 def test_a_key_that_was_edited_is_damaged_and_one_without_a_seal_once_all_have_one():
-    admin = key("tenant:admin", grants=api_keys.TENANT_PERMISSIONS)
+    admin = key("tenant:admin", grants=GRANTS)
     edited, unsealed = replace(admin, permissions=("state:read",)), replace(admin, seal=None)
     assert admin.key_id in examine(edited).damaged[0]
     assert examine(unsealed).damaged == []
