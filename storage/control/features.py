@@ -19,7 +19,7 @@ from uuid import UUID
 from crypto import KeyUnavailable
 from storage.clock import Clock
 from storage.control.key import FIRST_FORMAT, NEWEST_FORMAT, ControlKey, Row
-from storage.errors import BuildTooOld, IntegrityFailure
+from storage.errors import BuildTooOld, FeatureOff, IntegrityFailure
 from storage.postgres.unit_of_work import Observer, Transaction, UnitOfWork
 from storage.scope import OperatorScope
 from storage.statements.deployment import features as sql
@@ -126,6 +126,23 @@ class Features:
             raise IntegrityFailure(f"feature {feature.name} was switched on, or off, outside the gateway")
         since = self._since.get(feature.name)
         return since is not None and self._clock.now() >= since
+
+    async def require(self, feature: Feature, done: str) -> None:
+        """Return if a feature is on, which it may be since a moment ago. As `ready`, outside of transactions.
+
+        Args:
+            feature: What must be on.
+            done: What is asked for, as a sentence without its end.
+
+        Raises:
+            FeatureOff: a process of an older build may run.
+            BuildTooOld, CryptoError, IntegrityFailure, Unavailable: as `ready` and `is_on`.
+        """
+        await self.ready()
+        if not self.is_on(feature):
+            await self.refresh()
+        if not self.is_on(feature):
+            raise FeatureOff(f"{done} once no older gateway or worker runs: stateroom db finish-upgrade")
 
     def since(self) -> dict[str, datetime]:
         """What is switched on and since when, which may lie ahead; what is damaged is left out."""
