@@ -51,8 +51,9 @@ ADOPTIONS = Feature("adoptions", "unversioned state of an agent can be adopted a
 SAVE_POLICIES = Feature("save-policies", "a tenant can have saves refused that do not name the head they follow")
 SEALED_API_KEYS = Feature("sealed-api-keys", "an API key whose row has no seal is damaged, and opens nothing")
 SEGMENTS = Feature("segments", "old checkpoints of threads that stay hot can be moved to the bucket of archives")
+LINKS = Feature("links", "threads can name the thread that they were begun from")
 # Every feature of this build. One that was released is never renamed and never taken out.
-KNOWN = (CONTROL_ROW_FORMATS, ADOPTIONS, SEALED_API_KEYS, SAVE_POLICIES, SEGMENTS)
+KNOWN = (CONTROL_ROW_FORMATS, ADOPTIONS, SEALED_API_KEYS, SAVE_POLICIES, SEGMENTS, LINKS)
 KNOWN_NAMES = tuple(feature.name for feature in KNOWN)
 
 

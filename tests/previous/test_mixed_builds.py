@@ -47,7 +47,7 @@ pytestmark = pytest.mark.mixed
 WAYS = [(OLD, NEW), (NEW, OLD)]
 JOB_SECONDS_MAX = 120.0
 # Refused until the upgrade is finished, and asked again then.
-AFTER_FINISHING = {"adopt_state": "feature-off", "put_save_policy": "feature-off"}
+AFTER_FINISHING = {"adopt_state": "feature-off", "put_save_policy": "feature-off", "link_thread": "feature-off"}
 # Refused of what is sound.
 REFUSED = {"supersede_job": "job-not-damaged", "supersede_deployment_job": "job-not-damaged"}
 BREAK_GLASS = {"decrypt"}
@@ -828,7 +828,7 @@ async def test_the_upgrade_is_finished_only_without_the_earlier_build(both: Any,
     with client_of(new, None, service_key) as service, client_of(new, subject, unsealed) as at_new:
         until = time.monotonic() + 2 * LEAD_SECONDS
         for name in AFTER_FINISHING:
-            waiting = request_of(DECLARED[name], state_schema=schema)
+            waiting = request_of(DECLARED[name], state_schema=schema, thread_id="t-linked")
             while (answer := waiting.send(service)).status_code == 409:
                 assert time.monotonic() < until, answer.text
                 await asyncio.sleep(0.2)
