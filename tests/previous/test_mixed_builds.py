@@ -829,7 +829,8 @@ async def test_the_upgrade_is_finished_only_without_the_earlier_build(both: Any,
         until = time.monotonic() + 2 * LEAD_SECONDS
         for name in AFTER_FINISHING:
             waiting = request_of(DECLARED[name], state_schema=schema, thread_id="t-linked")
-            while (answer := waiting.send(service)).status_code == 409:
+            asking = at_new if name in OF_SUBJECTS else service
+            while (answer := waiting.send(asking)).status_code == 409:
                 assert time.monotonic() < until, answer.text
                 await asyncio.sleep(0.2)
             ok(answer)
