@@ -444,6 +444,10 @@ TABLE: dict[type[Exception], Kind] = {
         409, "feature-off",
         "The operator runs 'stateroom db finish-upgrade' once every process is of this release; it holds soon after.",
     ),
+    storage_errors.LinkCircular: Kind(
+        409, "link-circular", "Name a parent that does not descend from the thread, or unlink one between them first.",
+        title="Link that makes a circle",
+    ),
     storage_errors.StateSchemaMismatch: Kind(
         409, "state-schema-mismatch",
         "Read it with a program of its schema, name that schema in Accept-State-Version as well, or leave the header "

@@ -435,5 +435,9 @@ class ImportUnbound(ImportRefused):
         super().__init__(f"export {export_id} names no tenant, so that every tenant here could take it in")
 
 
+class LinkCircular(Conflict):
+    """The thread would be its own ancestor: it is the parent that is named, or that one descends from it."""
+
+
 class ImportConflict(Conflict):
     """The export holds something that exists here with other content."""

@@ -6,6 +6,8 @@ from datetime import datetime
 from typing import Any, Final, Generic, Literal, TypeVar
 from uuid import UUID
 
+from msgspec import Struct
+
 Status = Literal["active", "waiting", "failed", "done"]
 Strategy = Literal["keep_latest", "delete"]
 Purpose = Literal["piece", "artifact", "archive"]
@@ -408,9 +410,24 @@ class ChannelHistories:
     mark: str | None
 
 
+class ThreadLink(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """What a thread says it was begun from: a thread of the same subject, and a place in it.
+
+    It is a name, whether or not anything has it. ``checkpoint_id`` None: no checkpoint in particular.
+    """
+
+    thread_id: str
+    namespace: str = ""
+    checkpoint_id: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thread:
-    """A thread's clear record; ``segmented``: it has segments; ``damaged``: its seal does not vouch for it."""
+    """A thread's clear record, and what it is linked to.
+
+    ``segmented``: it has segments; ``damaged``: its seal does not vouch for it, nor for a link; ``parent_absent``: it
+    is linked to a thread that is not there.
+    """
 
     thread_id: str
     agent: str | None
@@ -423,6 +440,8 @@ class Thread:
     head_id: str | None
     segmented: bool = False
     damaged: bool = False
+    link: ThreadLink | None = None
+    parent_absent: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

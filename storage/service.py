@@ -68,6 +68,7 @@ from storage.schemas.workers import Workers
 from storage.statements.deployment.features import FEATURES
 from storage.statements.threads.checkpoints import WAIT_AS_SAVES
 from storage.threads.holds import every_policy
+from storage.threads.links import Links
 from storage.threads.pruning import Pruning
 from storage.threads.verbs import Threads
 from storage.tiers.objects import ArchiveObjects
@@ -178,6 +179,7 @@ class Store:
         access = Access(parts, self.archives, ArchiveViews(self.unit_of_work, objects))
         self.checkpoints = Checkpoints(access)
         self.threads = Threads(access)
+        self.links = Links(access, self.threads)
         self.pruning = Pruning(access)
         self.pieces = Pieces(access)
         self.verification = Verification(

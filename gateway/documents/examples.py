@@ -50,6 +50,10 @@ _THREAD = {
     "thread_id": "trip-7", "agent": "travel", "status": "active", "tier": "hot", "strict": True,
     "client_share": False, "created_at": _CREATED, "updated_at": _LATER, "head_id": _HEAD,
 }  # fmt: skip
+_CHILD = {
+    **_THREAD, "thread_id": "trip-7-hotels", "agent": "hotels", "head_id": None,
+    "parent": {"thread_id": "trip-7", "namespace": "", "checkpoint_id": _HEAD, "absent": False},
+}  # fmt: skip
 _ARTIFACT_SHOWN = {
     "artifact_id": _ARTIFACT, "pointer": f"stateroom:artifact:{_ARTIFACT}", "thread_id": "trip-7",
     "name": "boarding pass.pdf", "version": 1, "media_type": "application/pdf", "size_bytes": 48_213,
@@ -186,6 +190,7 @@ _READY = {
 
 BODIES: dict[str, Any] = {
     "update_thread": {"strict": True, "agent": "travel"},
+    "link_thread": {"thread_id": "trip-7", "checkpoint_id": _HEAD},
     "copy_thread": {"target_thread_id": "trip-8"},
     "prune": {"thread_ids": ["trip-7"], "strategy": "keep_latest"},
     "delete_runs": {"run_ids": ["run-1"]},
@@ -245,6 +250,8 @@ ANSWERS: dict[str, Any] = {
         },
     },
     "update_thread": _THREAD,
+    "link_thread": _CHILD,
+    "list_children": {"threads": [_CHILD], "next_cursor": None},
     "copy_thread": {"thread_id": "trip-8", "checkpoints": 2, "pending_writes": 1},
     "prune": {"threads": 1, "checkpoints": 40, "pending_writes": 3},
     "delete_runs": {"threads": 1, "checkpoints": 2, "pending_writes": 1},

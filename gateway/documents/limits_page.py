@@ -27,6 +27,7 @@ from storage.format import pieces
 from storage.retention import policies as retention_policies
 from storage.schemas import adoptions, save_policies, tags, workers
 from storage.schemas import registry as state_schemas
+from storage.threads import links
 from storage.tiers import views as archive_views
 from storage.transfer import trajectories
 
@@ -134,6 +135,8 @@ SECTIONS: Final = {
             "the summary of a compaction by who is over its [quota of rows](operations/quotas.md#rows)",
             "quota-exceeded",
         ),
+        Limit("ANCESTORS_MAX", links, "[ancestors](threads-and-links.md) of a thread that is linked", "limit-exceeded"),
+        Limit("FAMILY_THREADS_MAX", links, "threads that are deleted with their family", "limit-exceeded"),
         Limit("BULK_ITEMS_MAX", limits, "threads or runs that one request prunes or deletes", "invalid-request"),
     ),
     "Answers": (

@@ -15,6 +15,7 @@ _IDLE, _ABSOLUTE, _DONE = (
     "How long a thread may have been done, in seconds.",
 )
 MEMBERS: dict[str, str] = {
+    "absent": "Whether there is no such thread now.",
     "absolute_ttl_seconds": _ABSOLUTE,
     "action": "What a round does: archive, delete (threads), expire (archives), segment (older checkpoints), or thin.",
     "actions": "What would be done, by sort of action.",
@@ -147,6 +148,7 @@ MEMBERS: dict[str, str] = {
     "origin": "The name of the chain of events.",
     "output_tokens": "Tokens that were written.",
     "parameter": "The query's or path's parameter at fault.",
+    "parent": "The thread it was begun from; absent: none was named, or the thread is damaged.",
     "parent_id": "The checkpoint it continues; null: none, or it was removed.",
     "part_bytes": "How long every part but the last is.",
     "part_number": "The part's place, from 0.",
@@ -312,6 +314,9 @@ MEMBERS: dict[str, str] = {
     "Model.hash": "What tells one build of the model from another; null: not said.",
     "Model.name": "The model's name.",
     "Model.seed": "The seed it sampled with; null: not said.",
+    "ParentRequest.checkpoint_id": "The checkpoint it was begun from; null (default): none in particular.",
+    "ParentRequest.namespace": "The namespace it was begun from; empty (default): the root.",
+    "ParentRequest.thread_id": "The id of the thread it was begun from.",
     "Problem.code": "Which problem it is, as a stable word: docs/problems.md has all.",
     "Problem.progress": "How far the thaw is, from 0 to 1 (thread-archived).",
     "Problem.state": "How far away an archived thread is (thread-archived).",
@@ -363,6 +368,9 @@ MEMBERS: dict[str, str] = {
     "ThreadArchive.progress": "How far its thaw is, from 0 to 1; null: none is under way.",
     "ThreadArchive.state": "ready: it can be read where it is; frozen: it must be thawed; thawing; unknown: the object "
     "store does not answer.",
+    "ThreadParent.checkpoint_id": "The checkpoint it was begun from, there or not; null: none in particular.",
+    "ThreadParent.namespace": "The namespace it was begun from; empty is the root.",
+    "ThreadParent.thread_id": "The id of the thread it was begun from.",
     "ThreadPage.threads": "The page's threads, newest first.",
     "ThreadSettings.agent": "The program's name; null: none; absent: as it is.",
     "ThreadSettings.strict": "Whether every save must say which head it is based on; absent: as it is.",

@@ -17,6 +17,7 @@ PARAMETERS: dict[str, str] = {
     + _ID,
     "cursor": "next_cursor of the page before, with the same other parameters; absent: the first page.",
     "draft": "A retention policy as JSON, to try instead of the stored one; nothing is stored.",
+    "family": "Whether its descendants are deleted, too: who was begun from it, and so on.",
     "filter": "A JSON object: only checkpoints whose metadata contains it.",
     "force": "Revoke the key although nobody could administer afterwards.",
     "history": "A channel's name; its channel-history comes along. Give it once for each channel.",

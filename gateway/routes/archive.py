@@ -52,7 +52,10 @@ class ArchiveQuery(Struct, kw_only=True, forbid_unknown_fields=True):
 
 def thread_out(thread: model.Thread) -> wire.threads.Thread:
     """A thread as lists show it."""
-    return wire.threads.Thread.of(thread, archive=UNSET, segments=UNSET, damaged=True if thread.damaged else UNSET)
+    link = thread.link
+    parent = UNSET if link is None else wire.threads.ThreadParent.of(link, absent=thread.parent_absent)
+    damaged = True if thread.damaged else UNSET
+    return wire.threads.Thread.of(thread, parent=parent, archive=UNSET, segments=UNSET, damaged=damaged)
 
 
 def described(status: ArchiveStatus) -> wire.threads.ThreadArchive | UnsetType:

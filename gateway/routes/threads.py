@@ -7,12 +7,15 @@ from msgspec import UNSET, Meta, Struct
 from gateway import wire
 from gateway.admission import limits
 from gateway.authentication.principals import SUBJECT
+from gateway.http.cursors import PageQuery
 from gateway.http.exchange import Answer, path_id, place
 from gateway.problems import InvalidRequest, pointer
 from gateway.routes.archive import described, segments_out, thread_out
+from gateway.routes.checkpoints.conversion import check_namespace
 from gateway.routing.operations import Call, Operation
 from gateway.wire.problems import Fault
 from storage.errors import InvalidState
+from storage.model import ThreadLink
 from storage.scope import Scope, check_id
 
 
@@ -24,6 +27,12 @@ class ThreadsQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     tier: Literal["hot", "archive"] | None = None
     limit: Annotated[int, Meta(ge=1, le=limits.PAGE_ITEMS_MAX)] = limits.PAGE_ITEMS_DEFAULT
     cursor: str | None = None
+
+
+class DeleteQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """How much is deleted."""
+
+    family: bool = False
 
 
 def _id(text: str, *where: str | int) -> str:
@@ -110,15 +119,78 @@ async def update_thread(call: Call[Scope], thread_id: str) -> Answer:
 @Operation(
     "DELETE /v1/threads/{thread_id}",
     reach=SUBJECT,
-    summary="Delete a thread with all it holds.",
+    summary="Delete a thread with all it holds; with family=true its descendants, too, unless one of them is held.",
     permission="state:delete",
+    query=DeleteQuery,
     statuses=(204,),
-    problems=("thread-not-found", "thread-busy", "legal-hold"),
+    problems=("thread-not-found", "thread-busy", "legal-hold", "limit-exceeded"),
 )
 async def delete_thread(call: Call[Scope], thread_id: str) -> Answer:
     name = path_id(thread_id, "thread_id")
-    await call.services.write(call.scope, name, call.store.threads.delete(call.scope, name))
+    if call.exchange.query(DeleteQuery).family:
+        await call.commit(call.store.links.delete_family(call.scope, name))
+    else:
+        await call.services.write(call.scope, name, call.store.threads.delete(call.scope, name))
     return Answer(204, [])
+
+
+@Operation(
+    "PUT /v1/threads/{thread_id}/parent",
+    reach=SUBJECT,
+    summary="Say which thread this one was begun from, and where in it; it need not be there. 201: there was no thread "
+    "of this id, and it was made with this parent.",
+    permission="state:write",
+    body=wire.threads.ParentRequest,
+    returns=wire.threads.Thread,
+    statuses=(200, 201),
+    headers=("Stateroom-Client-Share",),
+    problems=("thread-busy", "link-circular", "legal-hold", "limit-exceeded", "feature-off"),
+)
+async def link_thread(call: Call[Scope], thread_id: str) -> Answer:
+    request, _, _ = await call.exchange.body(wire.threads.ParentRequest)
+    name = path_id(thread_id, "thread_id")
+    checkpoint_id = request.checkpoint_id
+    link = ThreadLink(
+        _id(request.thread_id, "thread_id"),
+        check_namespace(request.namespace, pointer="/namespace"),
+        None if checkpoint_id is None else _id(checkpoint_id, "checkpoint_id"),
+    )
+    linking = call.store.links.link(call.scope, name, link, call.exchange.client_share())
+    thread, created = await call.services.write(call.scope, name, linking)
+    return call.exchange.reply(thread_out(thread), status=201 if created else 200, location=place("threads", name))
+
+
+@Operation(
+    "DELETE /v1/threads/{thread_id}/parent",
+    reach=SUBJECT,
+    summary="Say that a thread was begun from no other; both stay.",
+    permission="state:write",
+    statuses=(204,),
+    headers=("Stateroom-Client-Share",),
+    problems=("thread-not-found", "thread-busy", "legal-hold"),
+)
+async def unlink_thread(call: Call[Scope], thread_id: str) -> Answer:
+    name = path_id(thread_id, "thread_id")
+    unlinking = call.store.links.unlink(call.scope, name, call.exchange.client_share())
+    await call.services.write(call.scope, name, unlinking)
+    return Answer(204, [])
+
+
+@Operation(
+    "GET /v1/threads/{thread_id}/children",
+    reach=SUBJECT,
+    summary="List the threads that name this one as their parent, newest first; it need not be there itself.",
+    permission="state:read",
+    query=PageQuery,
+    returns=wire.threads.ThreadPage,
+)
+async def list_children(call: Call[Scope], thread_id: str) -> Answer:
+    query = call.exchange.query(PageQuery)
+    name = path_id(thread_id, "thread_id")
+    cursor = call.cursor(query.cursor, call.scope.tenant_id, call.scope.subject_id, name)
+    page = await call.store.links.children(call.scope, name, limit=query.limit, after=cursor.after)
+    threads = [thread_out(thread) for thread in page.items]
+    return call.exchange.reply(wire.threads.ThreadPage(threads=threads, next_cursor=cursor.next(page.after)))
 
 
 @Operation(

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from gateway.wire.base import Name, Request, Response, Status
+from gateway.wire.base import Name, Namespace, Request, Response, Status
 
 
 class ThreadArchive(Response):
@@ -42,12 +42,24 @@ class ThreadSegments(Response):
     size_bytes: int
 
 
+class ThreadParent(Response):
+    """The thread that another one was begun from, and where in it; ``absent``: there is no such thread now.
+
+    Whether the checkpoint is there is not looked at; without one it is the whole thread that was begun from.
+    """
+
+    thread_id: str
+    namespace: str
+    checkpoint_id: str | None
+    absent: bool
+
+
 class Thread(Response):
     """A thread: its settings and its root namespace's latest status.
 
-    ``archive`` is there when one thread is shown and it is in the archive tier, ``segments`` when it has some; lists
-    leave both out. ``damaged`` is in
-    lists: the thread was made or altered outside the gateway; its verification tells more.
+    ``parent`` is there when it was begun from another one. ``archive`` is there when one thread is shown and it is in
+    the archive tier, ``segments`` when it has some; lists leave both out. ``damaged`` is in lists: the thread was made
+    or altered outside the gateway; its verification tells more.
     """
 
     thread_id: str
@@ -59,6 +71,7 @@ class Thread(Response):
     created_at: datetime
     updated_at: datetime
     head_id: str | None
+    parent: ThreadParent | UnsetType = UNSET
     archive: ThreadArchive | UnsetType = UNSET
     segments: ThreadSegments | UnsetType = UNSET
     damaged: bool | UnsetType = UNSET
@@ -76,6 +89,14 @@ class ThreadSettings(Request):
 
     strict: bool | UnsetType = UNSET
     agent: Name | UnsetType | None = UNSET
+
+
+class ParentRequest(Request):
+    """The thread that another one was begun from; its root namespace and no checkpoint in particular by default."""
+
+    thread_id: Annotated[str, Meta(min_length=1, max_length=1024)]
+    namespace: Namespace = ""
+    checkpoint_id: Name | None = None
 
 
 class CopyRequest(Request):

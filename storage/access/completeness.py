@@ -103,14 +103,16 @@ def open_own_head(sealer: Sealer, thread_id: str, thread: ThreadSeal, row: HeadR
     return open_head(sealer, thread_id, thread, row.namespace, row.head_id, row.sequence, row.seal)
 
 
-def compare_listed(thread: ThreadSeal, *, client_share: bool) -> None:
-    """Compare a thread's seal with the one clear column that says what it says.
+def compare_listed(thread: ThreadSeal, *, client_share: bool, parent_thread_id: str | None) -> None:
+    """Compare a thread's seal with the two clear columns that say what it says.
 
     Raises:
         IntegrityFailure: they differ.
     """
     if (thread.share_check is not None) != client_share:
         raise IntegrityFailure("whether the thread is under a client-held share was altered")
+    if (None if thread.link is None else thread.link.thread_id) != parent_thread_id:
+        raise IntegrityFailure("the thread that it is linked to was altered")
 
 
 async def walk(rows: WholeRows, sealer: Sealer, namespace: str, after: str = "") -> AsyncIterator[OpenedCheckpoint]:

@@ -191,7 +191,7 @@ class ArchiveCheck(ArchiveContents):
         super().__init__(sealer.without_share, thread_id, opens=not self.client_share)
         incarnation = self._thread.incarnation
         self._sums = ColdSums.open(sealer, thread_id, thread_row.created_at, incarnation, thread_row.cold)
-        compare_listed(self._thread, client_share=thread_row.client_share)
+        compare_listed(self._thread, client_share=thread_row.client_share, parent_thread_id=thread_row.parent_thread_id)
         if not self.client_share:
             compare_namespaces(self._sealer, self._thread, [each.namespace for each in heads])
 

@@ -40,7 +40,6 @@ from storage.control.features import SEGMENTS
 from storage.errors import (
     ArchiveUnavailable,
     CommitUnknown,
-    FeatureOff,
     IntegrityFailure,
     LostRaceError,
     StorageError,
@@ -247,13 +246,7 @@ class Segmenting:
             FeatureOff: A process of an older build may run.
         """
         await self._sealing.control.ready()
-        features = self._sealing.control.features
-        if not features.is_on(SEGMENTS):
-            await features.refresh()  # perhaps since a moment ago
-        if not features.is_on(SEGMENTS):
-            raise FeatureOff(
-                "checkpoints move into segments once no older gateway or worker runs: stateroom db finish-upgrade"
-            )
+        await self._sealing.control.features.require(SEGMENTS, "checkpoints move into segments")
 
     async def preview(
         self, scope: Scope, thread_id: str, rule: ThinningRule, *, share: ClientShare | None = None

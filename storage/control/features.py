@@ -19,7 +19,7 @@ from uuid import UUID
 from crypto import KeyUnavailable
 from storage.clock import Clock
 from storage.control.key import FIRST_FORMAT, NEWEST_FORMAT, ControlKey, Row
-from storage.errors import BuildTooOld, IntegrityFailure
+from storage.errors import BuildTooOld, FeatureOff, IntegrityFailure
 from storage.postgres.unit_of_work import Observer, Transaction, UnitOfWork
 from storage.scope import OperatorScope
 from storage.statements.deployment import features as sql
@@ -52,8 +52,9 @@ SAVE_POLICIES = Feature("save-policies", "a tenant can have saves refused that d
 SEALED_API_KEYS = Feature("sealed-api-keys", "an API key whose row has no seal is damaged, and opens nothing")
 SEGMENTS = Feature("segments", "old checkpoints of threads that stay hot can be moved to the bucket of archives")
 READABLE_EXPORTS = Feature("readable-exports", "API keys may be allowed to export threads in clear (state:export)")
+LINKS = Feature("links", "threads can name the thread that they were begun from")
 # Every feature of this build. One that was released is never renamed and never taken out.
-KNOWN = (CONTROL_ROW_FORMATS, ADOPTIONS, SEALED_API_KEYS, SAVE_POLICIES, SEGMENTS, READABLE_EXPORTS)
+KNOWN = (CONTROL_ROW_FORMATS, ADOPTIONS, SEALED_API_KEYS, SAVE_POLICIES, SEGMENTS, READABLE_EXPORTS, LINKS)
 KNOWN_NAMES = tuple(feature.name for feature in KNOWN)
 
 
@@ -141,6 +142,23 @@ class Features:
             raise KeyUnavailable(1.0)
         if feature.name in self.damaged:
             raise IntegrityFailure(f"feature {feature.name} was switched on, or off, outside the gateway")
+
+    async def require(self, feature: Feature, done: str) -> None:
+        """Return if a feature is on, which it may be since a moment ago. As `ready`, outside of transactions.
+
+        Args:
+            feature: What must be on.
+            done: What is asked for, as a sentence without its end.
+
+        Raises:
+            FeatureOff: a process of an older build may run.
+            BuildTooOld, CryptoError, IntegrityFailure, Unavailable: as `ready` and `is_on`.
+        """
+        await self.ready()
+        if not self.is_on(feature):
+            await self.refresh()
+        if not self.is_on(feature):
+            raise FeatureOff(f"{done} once no older gateway or worker runs: stateroom db finish-upgrade")
 
     def since(self) -> dict[str, datetime]:
         """What is switched on and since when, which may lie ahead; what is damaged is left out."""

@@ -12,7 +12,8 @@ place, so that they are compared without opening any write, and a row that was m
 Rolling back a whole thread, or the whole database, is not visible here: that takes a token kept elsewhere.
 
 The thread seal also says whether the thread was made under a share that only its client holds, by a MAC that only this
-share gives. It is sealed without the share, so that a missing or wrong one is told apart from damage.
+share gives. It is sealed without the share, so that a missing or wrong one is told apart from damage. And it says which
+thread this one was begun from, if that was ever said (`ThreadLink`); only then it has the third format.
 """
 
 import secrets
@@ -24,7 +25,9 @@ import msgspec
 
 from crypto import Field
 from crypto.context import Location
+from storage.encoding import encode_msgpack
 from storage.errors import IntegrityFailure
+from storage.model import ThreadLink
 
 INCARNATION_BYTES = 16
 _SUM_BYTES = 32
@@ -39,6 +42,9 @@ _THREAD = struct.Struct(f">B{INCARNATION_BYTES}sQ{_SUM_BYTES}sQ{_SUM_BYTES}sQB{S
 _IDX_BYTES = 4
 _NO_CHECK = bytes(SHARE_CHECK_BYTES)
 _FORMAT = 2
+# Of the seal of a thread with a link: the same, and the link after it.
+_LINKED_FORMAT = 3
+_link = msgspec.msgpack.Decoder(ThreadLink)
 
 
 class Macs(Protocol):
@@ -100,6 +106,8 @@ class ThreadSeal:
     share_check: bytes | None = None
     # Of all namespaces, whether or not the checkpoint of a write is there: `write_mac`.
     writes: LiveSet = NO_WRITES
+    # What the thread was begun from, if that was said.
+    link: ThreadLink | None = None
 
     @classmethod
     def new(cls) -> "ThreadSeal":
@@ -108,8 +116,8 @@ class ThreadSeal:
 
     def encode(self) -> bytes:
         """The plaintext to seal."""
-        return _THREAD.pack(
-            _FORMAT,
+        sums = _THREAD.pack(
+            _FORMAT if self.link is None else _LINKED_FORMAT,
             self.incarnation,
             self.namespaces.count,
             self.namespaces.total.to_bytes(_SUM_BYTES),
@@ -119,6 +127,7 @@ class ThreadSeal:
             self.share_check is not None,
             self.share_check or _NO_CHECK,
         )
+        return sums if self.link is None else sums + encode_msgpack(self.link)
 
     @classmethod
     def decode(cls, plaintext: bytes) -> "ThreadSeal":
@@ -127,15 +136,17 @@ class ThreadSeal:
         Raises:
             IntegrityFailure: it is something else.
         """
+        sums, linked = plaintext[: _THREAD.size], plaintext[_THREAD.size :]
         try:
-            layout, incarnation, count, total, written, written_total, floor, shared, check = _THREAD.unpack(plaintext)
-        except struct.error:
+            layout, incarnation, count, total, written, written_total, floor, shared, check = _THREAD.unpack(sums)
+            link = _link.decode(linked) if linked else None
+        except (struct.error, msgspec.DecodeError):
             raise IntegrityFailure from None
-        if layout != _FORMAT or shared not in {0, 1}:
+        if layout != (_FORMAT if link is None else _LINKED_FORMAT) or shared not in {0, 1}:
             raise IntegrityFailure
         namespaces = LiveSet(count, int.from_bytes(total))
         writes = LiveSet(written, int.from_bytes(written_total))
-        return cls(incarnation, namespaces, floor, check if shared else None, writes)
+        return cls(incarnation, namespaces, floor, check if shared else None, writes, link)
 
     def with_namespace(self, macs: Macs, namespace: str) -> "ThreadSeal":
         """With one more namespace."""

@@ -261,9 +261,17 @@ class SavePolicyRecord(Struct, array_like=True, tag=16, frozen=True):
     strict: bool
 
 
+class LinkRecord(Struct, array_like=True, tag=17, frozen=True):
+    """What the thread that began was begun from; it need not be in the export."""
+
+    thread_id: Identifier
+    namespace: Namespace
+    checkpoint_id: Identifier | None
+
+
 Record = (
     Opening | Schema | Beginning | ArtifactRecord | PieceRecord | Data | PendingRecord | CheckpointRecord | Head
-    | Ending | LeftOut | End | PolicyRecord | AdoptionRecord | Broken | SavePolicyRecord
+    | Ending | LeftOut | End | PolicyRecord | AdoptionRecord | Broken | SavePolicyRecord | LinkRecord
 )  # fmt: skip
 
 _decoder = msgspec.msgpack.Decoder(Record)

@@ -29,7 +29,6 @@ from storage.control.rows import ControlRows, Proof, adoption_row, proof_of
 from storage.errors import (
     AdoptionBuiltOn,
     AdoptionExists,
-    FeatureOff,
     IntegrityFailure,
     InvalidState,
     StateSchemaMismatch,
@@ -332,11 +331,7 @@ class Adoptions:
 
     async def _ready(self) -> None:
         await self._control.ready()
-        features = self._control.features
-        if not features.is_on(ADOPTIONS):
-            await features.refresh()  # perhaps since a moment ago
-        if not features.is_on(ADOPTIONS):
-            raise FeatureOff("state is adopted once no older gateway or worker runs: stateroom db finish-upgrade")
+        await self._control.features.require(ADOPTIONS, "state is adopted")
 
     async def _locked(self, transaction: Transaction, scope: TenantScope) -> Sequence[sql.AdoptionRow]:
         """What counts now; others who adopt wait."""

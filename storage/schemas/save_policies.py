@@ -22,7 +22,7 @@ from storage.concurrency.turns import Pauses
 from storage.control.features import SAVE_POLICIES
 from storage.control.key import Row
 from storage.control.rows import ControlRows, Proof, proof_of, save_policy_row
-from storage.errors import FeatureOff, IntegrityFailure, SavePoliciesExceeded
+from storage.errors import IntegrityFailure, SavePoliciesExceeded
 from storage.postgres.clock import NOW
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.scope import TenantScope, check_id
@@ -142,11 +142,7 @@ class SavePolicies:
 
     async def _ready(self) -> None:
         await self._control.ready()
-        features = self._control.features
-        if not features.is_on(SAVE_POLICIES):
-            await features.refresh()  # perhaps since a moment ago
-        if not features.is_on(SAVE_POLICIES):
-            raise FeatureOff("save policies are set once no older gateway or worker runs: stateroom db finish-upgrade")
+        await self._control.features.require(SAVE_POLICIES, "save policies are set")
 
 
 def _row(tenant_id: UUID, row: sql.SavePolicyRow) -> Row:

@@ -12,7 +12,7 @@ A hold on an agent holds every thread that is the agent's now or has a checkpoin
 escapes it by naming another agent. Owns the refusals; holds are set and lifted by `storage.retention.policies`.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from uuid import UUID
 
 from storage.concurrency.turns import Pauses
@@ -114,15 +114,27 @@ async def refuse_held(transaction: Transaction, control: ControlRows, scope: Sco
         LegalHold: it is.
         IntegrityFailure: what could hold it was written or edited outside the gateway.
     """
+    await refuse_any_held(transaction, control, scope, [thread_id])
+
+
+async def refuse_any_held(
+    transaction: Transaction, control: ControlRows, scope: Scope, thread_ids: Sequence[str]
+) -> None:
+    """Refuse where one of some threads is held; as `refuse_held`.
+
+    Raises:
+        LegalHold, IntegrityFailure: as `refuse_held`.
+    """
     await _lock(transaction, scope.tenant_id)
     damaged = await _damaged_above(transaction, control, scope.tenant_id)
-    if bool(damaged) and await transaction.fetch_one(sql.THREAD_IS_OF, thread_id=thread_id, agents=list(damaged)):
-        raise _unknown(damaged)
-    row = await transaction.fetch_one(sql.THREAD_ONE, thread_id=thread_id)
-    if row is not None:
-        control.check(proved_thread_policy(scope, thread_id, row), Proof(row.mac, row.mac_format))
-    if await transaction.fetch_one(sql.THREAD_HELD, thread_id=thread_id):
-        raise LegalHold
+    for thread_id in thread_ids:
+        if bool(damaged) and await transaction.fetch_one(sql.THREAD_IS_OF, thread_id=thread_id, agents=list(damaged)):
+            raise _unknown(damaged)
+        row = await transaction.fetch_one(sql.THREAD_ONE, thread_id=thread_id)
+        if row is not None:
+            control.check(proved_thread_policy(scope, thread_id, row), Proof(row.mac, row.mac_format))
+        if await transaction.fetch_one(sql.THREAD_HELD, thread_id=thread_id):
+            raise LegalHold
 
 
 async def refuse_held_subject(transaction: Transaction, control: ControlRows, scope: Scope) -> None:

@@ -14,7 +14,6 @@ from storage.access.completeness import (
     Writes,
     admit,
     compare_checkpoints,
-    compare_listed,
     compare_namespaces,
     compare_writes,
     open_own_head,
@@ -29,7 +28,7 @@ from storage.errors import (
     ThreadExists,
     ThreadNotFound,
 )
-from storage.format.chain import HeadSeal, LiveSet, ThreadSeal
+from storage.format.chain import HeadSeal, LiveSet
 from storage.format.record import (
     new_thread,
     open_thread,
@@ -50,6 +49,7 @@ from storage.statements.threads.archives import DELETE_STUBS
 from storage.statements.threads.checkpoints import HEAD_AND_NEWEST, LEFT_OVER
 from storage.statements.threads.completeness import REMEMBER_REMOVAL
 from storage.threads.holds import refuse_held
+from storage.threads.listed import open_listed, page_of, shown, shown_in
 from storage.threads.plans import Guard
 from storage.threads.pruning import NOTHING, Pruning, sum_of_removals
 from storage.tiers.hot import HotRows
@@ -98,26 +98,12 @@ class Threads:
                     after_thread=after[1] if after else None,
                     limit=limit,
                 )
-            pauses = Pauses()
-            threads = []
-            for row in rows:
-                threads.append(self._listed(sealer, row))
-                await pauses.after(0)
-            last = (rows[-1].created_at.isoformat(), rows[-1].thread_id) if len(rows) == limit else None
-            return Page(threads, last)
+            return await page_of(rows, sealer, limit, self._access.found_damage)
 
         try:
             return await self._access.reading(scope, with_sealer, ThreadNotFound())
         except ThreadNotFound:
             return Page([], None)
-
-    def _listed(self, sealer: Sealer, row: sql.ListedThread) -> Thread:
-        try:
-            _open_listed(sealer, row)
-        except IntegrityFailure:
-            self._access.found_damage()
-            return _thread(row, damaged=True)
-        return _thread(row)
 
     async def get(self, scope: Scope, thread_id: str) -> Thread:
         """One thread. Its seal is opened, and without a client-held share those of its heads.
@@ -174,7 +160,7 @@ class Threads:
                     self._access.row_quotas.require_room(scope)
                 elif agent_given:
                     await transaction.run(sql.SET_AGENT, thread_id=thread_id, agent=agent)
-                return await _get(transaction, thread_id), created
+                return await shown_in(transaction, sealer, thread_id), created
 
         return await self._access.writing(scope, with_sealer, share)
 
@@ -258,7 +244,7 @@ class Threads:
     ) -> Copied:
         """Copy a thread, history and pending writes included. Chunks move as ciphertext, the rest is re-sealed.
 
-        The copy of a thread under a client-held share is under the same one.
+        The copy of a thread under a client-held share is under the same one, and the copy of a child has its parent.
 
         Raises:
             ClientShareRequired, ClientShareWrong, ClientShareUnexpected: the share is not the source's.
@@ -297,13 +283,6 @@ class Threads:
             return NOTHING
 
 
-async def _get(transaction: Transaction, thread_id: str) -> Thread:
-    row = await transaction.fetch_one(sql.ONE, thread_id=thread_id)
-    if row is None:
-        raise ThreadNotFound
-    return _thread(row)
-
-
 async def _compared(snapshot: Snapshot, sealer: Sealer) -> Thread:
     """A thread that is what its seal and its heads say, in one snapshot."""
     transaction, thread_id = snapshot.transaction, snapshot.thread_id
@@ -312,7 +291,7 @@ async def _compared(snapshot: Snapshot, sealer: Sealer) -> Thread:
         if await transaction.fetch_only(LEFT_OVER, thread_id=thread_id):
             raise IntegrityFailure("a thread was removed outside the gateway, but not what belongs to it")
         raise ThreadNotFound
-    thread = _open_listed(sealer, row)
+    thread = open_listed(sealer, row)
     if thread.share_check is None:
         heads = await snapshot.heads()
         compare_namespaces(sealer, thread, [each.namespace for each in heads])
@@ -322,25 +301,7 @@ async def _compared(snapshot: Snapshot, sealer: Sealer) -> Thread:
         ends = await transaction.fetch_only(HEAD_AND_NEWEST, thread_id=thread_id, namespace="")
         if ends.newest_id != ends.head_id:
             raise IntegrityFailure("the newest checkpoint is not the head")
-    return _thread(row)
-
-
-def _open_listed(sealer: Sealer, row: sql.ListedThread) -> ThreadSeal:
-    """Open the seal of a thread that is shown by its clear columns, whether or not the sealer fits what belongs to it.
-
-    Raises:
-        IntegrityFailure: it does not authenticate, or does not say what the columns say.
-    """
-    thread = open_thread_seal(sealer, row.thread_id, row.created_at, row.seal)
-    compare_listed(thread, client_share=row.client_share)
-    return thread
-
-
-_COLUMNS = Thread.__dataclass_fields__.keys() - {"damaged"}
-
-
-def _thread(row: sql.ListedThread, *, damaged: bool = False) -> Thread:
-    return Thread(**{name: getattr(row, name) for name in _COLUMNS}, damaged=damaged)
+    return shown(row, thread)
 
 
 async def remove_thread(
@@ -413,7 +374,7 @@ class _Copy(msgspec.Struct, frozen=True):
         if found.tier != "hot" or found.cold is not None:
             raise ThreadArchived(source)
         original = open_thread(sealer, source, found.created_at, found.seal)
-        thread = new_thread(sealer, target)
+        thread = replace(new_thread(sealer, target), link=original.link)
         heads = await transaction.fetch_all(sql.HEADS, thread_id=source)
         compare_namespaces(sealer, original, [row.namespace for row in heads])
         for row in heads:
@@ -427,6 +388,7 @@ class _Copy(msgspec.Struct, frozen=True):
             now=self.now,
             seal=seal_thread(sealer, target, self.now, thread),
             client_share=sealer.shared,
+            parent_thread_id=None if thread.link is None else thread.link.thread_id,
         )
         if not created:
             raise ThreadExists

@@ -70,6 +70,7 @@ from storage.format.export import (
     Ending,
     Head,
     LeftOut,
+    LinkRecord,
     Opening,
     PendingRecord,
     PieceRecord,
@@ -665,6 +666,9 @@ class Exporting:
         )  # fmt: skip
         if copied.policy is not None:
             yield emission.out(PolicyRecord("thread", "", copied.policy))
+        if copied.thread.link is not None:
+            link = copied.thread.link
+            yield emission.out(LinkRecord(link.thread_id, link.namespace, link.checkpoint_id))
         for values in copied.artifacts:
             async for encoded in self._artifact(scope, copied.sealer, emission, values):
                 yield encoded

@@ -30,6 +30,7 @@ from crypto import (
 )
 from crypto.blob import object_bytes
 from storage.blobs.keyspace import BlobLocation
+from storage.control.features import LINKS
 from storage.errors import (
     BlobsNotConfigured,
     CommitUnknown,
@@ -55,6 +56,7 @@ from storage.format.export import (
     Frames,
     Head,
     LeftOut,
+    LinkRecord,
     Opening,
     PendingRecord,
     PieceRecord,
@@ -72,6 +74,7 @@ from storage.keys.keys import Keys
 from storage.keys.transfer_keys import TransferKeys
 from storage.ledger.ledger import NewBlob, Settlement, new_blob_id
 from storage.ledger.streams import BlobWriter
+from storage.model import ThreadLink
 from storage.schemas.adoptions import Adoption
 from storage.schemas.registry import decode_definition
 from storage.scope import ClientShare, Scope, TenantScope, check_id, check_subject
@@ -231,8 +234,8 @@ class Importing:
             ImportConflict: a file exists here under the same id with another content; likewise.
             StateSchemaExists: a state schema's version is registered here with another definition; likewise.
             AdoptionExists: unversioned state was adopted here as something else; likewise.
-            FeatureOff: unversioned state was adopted there, or saves have a policy, and an older build may run here;
-                likewise.
+            FeatureOff: unversioned state was adopted there, saves have a policy or threads a link, and an older build
+                may run here; likewise.
             QuotaExceeded, BlobsNotConfigured, BlobUnavailable, KeyDestroyed: as for saving; likewise.
             IntegrityFailure: what was imported does not read back as it was exported.
         """
@@ -493,7 +496,9 @@ class Importing:
 
     # --- staging ---------------------------------------------------------------------------------------------------
 
-    async def _stage(self, stream: _Stream, staged: Staged, progress: Progress) -> None:
+    async def _stage(  # noqa: C901  what a thread is made of
+        self, stream: _Stream, staged: Staged, progress: Progress
+    ) -> None:
         staging = Staging(staged)
         while staged.ending is None:
             record = await stream.next()
@@ -511,6 +516,8 @@ class Importing:
                     staged.heads.append(record)
                 case PolicyRecord(level="thread"):
                     staged.policy = policy_of(record.policy)
+                case LinkRecord() if staged.link is None:
+                    await self._link(staged, record)
                 case Broken():
                     raise _BrokenThreadError(record.reason)
                 case Ending():
@@ -518,6 +525,13 @@ class Importing:
                     staging.end(record, stream.thread.digest())
                 case _:
                     refuse("the export has a record where it cannot be")
+
+    async def _link(self, staged: Staged, record: LinkRecord) -> None:
+        for each in (record.thread_id, record.checkpoint_id):
+            if each is not None:
+                checked(check_id, each, "id")
+        await self._access.control.features.require(LINKS, "threads are linked")
+        staged.link = ThreadLink(record.thread_id, record.namespace, record.checkpoint_id)
 
     async def _piece(self, stream: _Stream, staged: Staged, staging: "Staging", record: PieceRecord) -> None:
         if record.data is not None:

@@ -41,6 +41,7 @@ from storage.format.pieces import COMPOSITE, INDEX, LEAF, BlobChunk, Body, Piece
 from storage.format.pointer import BlobPointer, artifact_name_digest
 from storage.format.record import PieceRow, new_thread, seal_checkpoint, seal_head, seal_piece, seal_thread, seal_write
 from storage.ledger.ledger import Settlement, unpack_named_ids
+from storage.model import ThreadLink
 from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import Transaction
 from storage.retention.planner import Policy, check_policy
@@ -115,6 +116,7 @@ class Staged:
     named: set[UUID] = field(default_factory=set)
     reserved: set[UUID] = field(default_factory=set)
     policy: Policy | None = None
+    link: ThreadLink | None = None
     ending: Ending | None = None
 
     def close(self) -> None:
@@ -269,7 +271,7 @@ async def settle(  # the order of locks: thread, intents, blobs, references, usa
     assert ending is not None  # noqa: S101  for the type checker: only what ended is settled
     thread_id = beginning.thread_id
     await access.check_keys_in(transaction, scope, sealer)
-    thread = new_thread(sealer, thread_id)
+    thread = replace(new_thread(sealer, thread_id), link=staged.link)
     for head in staged.heads:
         thread = thread.with_namespace(sealer, head.namespace)
     created = await transaction.fetch_one(
@@ -282,6 +284,7 @@ async def settle(  # the order of locks: thread, intents, blobs, references, usa
         seal=seal_thread(sealer, thread_id, beginning.created_at, thread),
         client_share=sealer.shared,
         origin=origin_of(sealer, beginning.source, ending.digest),
+        parent_thread_id=None if staged.link is None else staged.link.thread_id,
     )
     if created is None:
         raise ThreadExists(f"thread {thread_id!r} of subject {scope.subject_id!r} exists here; nothing was changed")

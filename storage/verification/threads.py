@@ -438,7 +438,7 @@ class _Verifier:
         if row is not None:
             with self._reporting("thread-seal"):
                 thread = open_thread_seal(self._sealer, self._thread_id, row.created_at, row.seal)
-                compare_listed(thread, client_share=row.client_share)
+                compare_listed(thread, client_share=row.client_share, parent_thread_id=row.parent_thread_id)
             if row.client_share if thread is None else thread.share_check is not None:
                 self._report.threads_skipped += 1
                 return True

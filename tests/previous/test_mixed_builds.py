@@ -51,6 +51,7 @@ JOB_SECONDS_MAX = 120.0
 AFTER_FINISHING = {
     "adopt_state": "feature-off",
     "put_save_policy": "feature-off",
+    "link_thread": "feature-off",
     "export_trajectory": "permission-denied",  # no key may have its permission, which the earlier build cannot list
 }
 # Refused of what is sound.
@@ -832,9 +833,10 @@ async def test_the_upgrade_is_finished_only_without_the_earlier_build(both: Any,
 
     with client_of(new, None, service_key) as service, client_of(new, subject, unsealed) as at_new:
         until = time.monotonic() + 2 * LEAD_SECONDS
-        for name in ("adopt_state", "put_save_policy"):
-            waiting = request_of(DECLARED[name], state_schema=schema)
-            while (answer := waiting.send(service)).status_code == 409:
+        for name in ("adopt_state", "put_save_policy", "link_thread"):
+            waiting = request_of(DECLARED[name], state_schema=schema, thread_id="t-linked")
+            asking = at_new if name in OF_SUBJECTS else service
+            while (answer := waiting.send(asking)).status_code == 409:
                 assert time.monotonic() < until, answer.text
                 await asyncio.sleep(0.2)
             ok(answer)

@@ -17,7 +17,7 @@ from gateway.authentication.api_keys import SUBJECT_PERMISSIONS, tenant_permissi
 from gateway.embedded.postgres import EmbeddedPostgres
 from gateway.embedded.s3 import EmbeddedS3
 from gateway.problems import PathUnknown
-from storage.control.features import ADOPTIONS, READABLE_EXPORTS, SAVE_POLICIES
+from storage.control.features import ADOPTIONS, LINKS, READABLE_EXPORTS, SAVE_POLICIES
 from tests.support.features import finish_upgrade
 from tests.support.gateway import Tenant
 from tests.support.operations import (
@@ -58,6 +58,9 @@ ALONE: dict[str, int] = {
     "compact_thread": 404,
     "update_thread": 201,
     "delete_thread": 404,
+    "link_thread": 201,
+    "unlink_thread": 404,
+    "list_children": 200,
     "copy_thread": 404,
     "prune": 200,
     "delete_runs": 200,
@@ -222,7 +225,7 @@ async def world(own_gateway: ProductionGateway, launcher: Launcher, database_dsn
     environ = {"PATH": os.environ["PATH"], **deployment.environ}
 
     # What is done only once an upgrade was finished must keep to its tenant, too.
-    await finish_upgrade(deployment, ADOPTIONS, READABLE_EXPORTS, SAVE_POLICIES)
+    await finish_upgrade(deployment, ADOPTIONS, READABLE_EXPORTS, SAVE_POLICIES, LINKS)
 
     def operator_key(*options: str) -> str:
         made = launcher.run(environ, "init", "--another", "--json", *options)

@@ -162,6 +162,7 @@ def request_of(declared: Declared, thread: Thread | None = None, **named: str) -
         "update_thread": lambda: {"strict": True},
         "put_piece": lambda: leaf("other" * 20),
         "compact_thread": lambda: {"channel": "long", "keep_last": 2, "summary": "other", "namespace": "beside"},
+        "link_thread": lambda: {"thread_id": f"parent-{uuid4()}"},
         "copy_thread": lambda: {"target_thread_id": f"copy-{uuid4()}"},
         "prune": lambda: {"thread_ids": [values["thread_id"]], "strategy": "delete"},
         "delete_runs": lambda: {"run_ids": [values["run_id"]]},

@@ -27,6 +27,7 @@ from storage.access.offload import RESOLVED_BYTES_MAX
 from storage.format.pieces import HOLES_MAX
 from storage.keys.key_seals import Pepper, Peppers
 from storage.service import Store
+from storage.threads.links import ANCESTORS_MAX
 from tests.support.operations import DECLARED, Declared, Thread, empty_export, request_of, save_files, save_thread
 from tests.victims import rows
 from tests.victims.harness import JSON, MSGPACK, Line, Request, Tenant
@@ -378,6 +379,18 @@ def removals(tenant: Tenant, declared: Declared) -> list[Line]:
     return whole(tenant, save, removal)
 
 
+def links(tenant: Tenant, declared: Declared) -> list[Line]:
+    """Threads are linked below as many ancestors as there may be, to one checkpoint and another."""
+    path, parent = f"/v1/threads/linked-{NUMBER}/parent", f"deep-{ANCESTORS_MAX - 1}"
+    said = [json.dumps({"thread_id": parent, "checkpoint_id": each}).encode() for each in ("a", "b")]
+    return _bodies(tenant, *(tenant.raw("PUT", path, body) for body in said))
+
+
+def families(tenant: Tenant, declared: Declared) -> list[Line]:
+    """Families are deleted that have one thread too many, which is known when all of them have been opened."""
+    return whole(tenant, tenant.raw("DELETE", "/v1/threads/wide?family=true"))
+
+
 def _bulk(name: str, first: str) -> bytes:
     return json.dumps({name: [first, *(f"absent-{n}" for n in range(limits.BULK_ITEMS_MAX - 1))]}).encode()
 
@@ -532,6 +545,10 @@ def many_subjects(tenant: Tenant) -> None:
     ])  # fmt: skip
 
 
+def nobody(tenant: Tenant) -> None:
+    """Rows are all that is needed."""
+
+
 def many_threads(tenant: Tenant) -> None:
     body = {"state": {"a": 1}, "metadata": HEAVY_METADATA}
     tenant.send_many([
@@ -629,6 +646,9 @@ CASES: dict[str, Case] = {
         rows=rows.rows_to_count,
         beside=rows.count,
     ),
+    "families": Case(
+        "128 delete a family of 1,001 threads", families, frozenset({"422"}), rows=rows.families, shares="families"
+    ),
     "segments": Case(
         "128 move 999 checkpoints into segments, list them there, look for what none of them is, and bring them back",
         segmenting,
@@ -642,6 +662,11 @@ VERBS: dict[str, Case] = {
     "get_thread": LOOK_UPS,
     "update_thread": BODIES,
     "delete_thread": REMOVED,
+    "link_thread": Case("bodies as above; 105 link a thread that has 32 ancestors then", links,
+                        frozenset({"200", "201"}), rows=rows.families, shares="families"),
+    "unlink_thread": LOOK_UPS,
+    "list_children": Case("128 pages of 1,000 children", pages(nobody, path="/v1/threads/wide/children"),
+                          rows=rows.families, shares="families"),
     "copy_thread": Case("128 copies of a thread of 1,000 checkpoints", copies, shares="history"),
     "prune": REMOVED,
     "delete_runs": REMOVED,
@@ -781,6 +806,8 @@ LIMITS: dict[str, str] = {
     "CHANNELS_MAX": "save_checkpoint",
     "WRITES_MAX": "put_writes",
     "BULK_ITEMS_MAX": "prune",
+    "ANCESTORS_MAX": "link_thread",
+    "FAMILY_THREADS_MAX": "families",
     "VALUES_MAX": "save_checkpoint",
     "TREE_BYTES_MAX": "update_thread",
     "SLICED_BYTES_MIN": "shown dense",

@@ -12,6 +12,7 @@ from uuid import UUID
 from crypto.roots import create_root_key
 from storage.control.features import KNOWN
 from storage.control.rows import adoption_row, policy_row, save_policy_row, schema_row
+from storage.model import ThreadLink
 from storage.postgres.statement import Statement
 from storage.retention.policies import AGENT_POLICIES_MAX, AGENT_POLICY_ROWS_MAX
 from storage.schemas.adoptions import ADOPTIONS_MAX
@@ -23,6 +24,7 @@ from storage.statements.rules import adoptions as adoptions_sql
 from storage.statements.rules import retention as retention_sql
 from storage.statements.rules import save_policies as save_policies_sql
 from storage.statements.rules import state_schemas as schemas_sql
+from storage.threads.links import ANCESTORS_MAX, FAMILY_THREADS_MAX
 from tests.support.features import switch_on
 from tests.support.production import Deployment
 
@@ -99,6 +101,15 @@ async def schema_of_many_versions(store: Store, tenant_id: UUID) -> None:
                 adoptions_sql.ADD, agent=agent, namespace="", number=1, state_schema="s", state_version=1,
                 adopted_at=_SINCE, **proof._asdict(),
             )  # fmt: skip
+
+
+async def families(store: Store, tenant_id: UUID) -> None:
+    """A thread with one child more than a family may have, and one with as many ancestors as there may be."""
+    scope = Scope(tenant_id, "attacker")
+    for number in range(FAMILY_THREADS_MAX):
+        await store.links.link(scope, f"child-{number}", ThreadLink("wide"))
+    for number in range(ANCESTORS_MAX):
+        await store.links.link(scope, f"deep-{number + 1}", ThreadLink(f"deep-{number}"))
 
 
 async def rows_to_count(store: Store, tenant_id: UUID) -> None:

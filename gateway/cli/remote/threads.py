@@ -232,15 +232,54 @@ def thread_prune(*, thread_ids: tuple[str, ...], assume_yes: bool, remote: Remot
     remote.print_record(remote.call("POST", ["threads:prune"], body=body))
 
 
+@thread_group.command("link")
+@click.argument("thread_id")
+@click.argument("parent_thread_id")
+@click.option("--checkpoint", "checkpoint_id", metavar="ID", help="The checkpoint it was begun from.")
+@click.option("--namespace", default="", metavar="NAME", help="The namespace it was begun from.  [default: the root]")
+@as_subject
+def thread_link(
+    *, thread_id: str, parent_thread_id: str, checkpoint_id: str | None, namespace: str, remote: Remote
+) -> None:
+    """Say that a thread was begun from another one. Creates the thread when there is none."""
+    body = {"thread_id": parent_thread_id, "namespace": namespace, "checkpoint_id": checkpoint_id}
+    remote.print_record(remote.call("PUT", ["threads", thread_id, "parent"], body=body))
+
+
+@thread_group.command("unlink")
+@click.argument("thread_id")
+@as_silent_subject
+def thread_unlink(*, thread_id: str, remote: Remote) -> None:
+    """Say that a thread was begun from no other; both stay."""
+    remote.call("DELETE", ["threads", thread_id, "parent"])
+    render.say(f"Unlinked {thread_id}.")
+
+
+@thread_group.command("children")
+@click.argument("thread_id")
+@page_options
+@as_subject
+def thread_children(*, thread_id: str, page: Page, remote: Remote) -> None:
+    """List the threads that were begun from a thread, newest first; it need not be there itself."""
+
+    def children() -> Iterator[dict[str, Any]]:
+        with remote.connect() as connection:
+            yield from connection.pages(["threads", thread_id, "children"], "threads", rows_wanted=page.rows_wanted)
+
+    remote.print_list(children(), page, Listing(_COLUMNS, empty="No children."))
+
+
 @thread_group.command("delete")
 @click.argument("thread_id")
+@click.option("--family", is_flag=True, help="Also the threads that were begun from it, and so on.")
 @yes_option
 @as_silent_subject
-def thread_delete(*, thread_id: str, assume_yes: bool, remote: Remote) -> None:
+def thread_delete(*, thread_id: str, family: bool, assume_yes: bool, remote: Remote) -> None:
     """Delete a thread with all its checkpoints."""
-    confirm(f"Delete thread {render.safe(thread_id)} with its whole history?", assume_yes)
-    remote.call("DELETE", ["threads", thread_id])
-    render.say(f"Deleted {thread_id}.")
+    more = " and all that descend from it" if family else ""
+    confirm(f"Delete thread {render.safe(thread_id)} with its whole history{more}?", assume_yes)
+    remote.call("DELETE", ["threads", thread_id], query={"family": "true"} if family else None)
+    render.say(f"Deleted {thread_id}{more}.")
 
 
 COMMANDS = (thread_group,)

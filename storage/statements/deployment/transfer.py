@@ -82,9 +82,9 @@ ADD_THREAD = Statement(
     """
 INSERT INTO stateroom.threads
     (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal,
-     client_share, origin, began_at)
+     client_share, parent_thread_id, origin, began_at)
 VALUES (:tenant_id, :subject_id, :thread_id, :agent, :status, 'hot', :strict, 1, :created_at, clock_timestamp(),
-    :seal, :client_share, :origin, least(:created_at, clock_timestamp()))
+    :seal, :client_share, :parent_thread_id, :origin, least(:created_at, clock_timestamp()))
 ON CONFLICT DO NOTHING RETURNING 1
 """,
     int,

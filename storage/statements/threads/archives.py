@@ -57,6 +57,7 @@ class SizedThreadRow(msgspec.Struct, frozen=True):
     tier: str
     activity: int
     client_share: bool
+    parent_thread_id: str | None
     created_at: datetime
     seal: bytes
     cold: bytes | None
@@ -78,7 +79,7 @@ class SizedThreadRow(msgspec.Struct, frozen=True):
 # The lengths of envelopes are known without reading those.
 SIZED_THREAD = Statement(
     f"""
-SELECT t.tier, t.activity, t.client_share, t.created_at, t.seal, t.cold,
+SELECT t.tier, t.activity, t.client_share, t.parent_thread_id, t.created_at, t.seal, t.cold,
     {", ".join(f"{table}.{table}" for table in TABLES)},
     {" + ".join(f"{table}_bytes" for table in TABLES)} AS hot_bytes
 FROM stateroom.threads t {"".join(_count(table) for table in TABLES)}

@@ -92,12 +92,13 @@ class ListedThreadRow(msgspec.Struct, frozen=True):
     created_at: datetime
     seal: bytes
     client_share: bool
+    parent_thread_id: str | None
     cold: bytes | None
 
 
 THREAD = Statement(
     """
-SELECT created_at, seal, client_share, cold FROM stateroom.threads
+SELECT created_at, seal, client_share, parent_thread_id, cold FROM stateroom.threads
 WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id
 """,
     ListedThreadRow,

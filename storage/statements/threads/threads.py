@@ -26,13 +26,19 @@ class ListedThread(msgspec.Struct, frozen=True):
     updated_at: datetime
     head_id: str | None
     segmented: bool
+    parent_thread_id: str | None
+    parent_absent: bool
     seal: bytes
 
 
-_COLUMNS = """
+LISTED_COLUMNS = """
     t.thread_id, t.agent, t.status, t.tier, t.strict, t.client_share, t.created_at, t.updated_at,
     (SELECT h.head_id FROM stateroom.heads h WHERE h.tenant_id = :tenant_id AND h.subject_id = :subject_id
-     AND h.thread_id = t.thread_id AND h.namespace = '') AS head_id, t.cold IS NOT NULL AS segmented, t.seal
+     AND h.thread_id = t.thread_id AND h.namespace = '') AS head_id, t.cold IS NOT NULL AS segmented,
+    t.parent_thread_id,
+    t.parent_thread_id IS NOT NULL AND
+        (SELECT true FROM stateroom.threads p WHERE p.tenant_id = :tenant_id AND p.subject_id = :subject_id
+         AND p.thread_id = t.parent_thread_id) IS NULL AS parent_absent, t.seal
 """
 
 # True of every thread, and the condition of the two indexes that listings use and nobody else may: a single thread is
@@ -42,7 +48,7 @@ LISTED = "t.created_at >= '-infinity'"
 
 ONE = Statement(
     f"""
-SELECT {_COLUMNS} FROM stateroom.threads t
+SELECT {LISTED_COLUMNS} FROM stateroom.threads t
 WHERE t.tenant_id = :tenant_id AND t.subject_id = :subject_id AND t.thread_id = :thread_id
 """,
     ListedThread,
@@ -50,7 +56,7 @@ WHERE t.tenant_id = :tenant_id AND t.subject_id = :subject_id AND t.thread_id = 
 
 LIST = Statement(
     f"""
-SELECT {_COLUMNS} FROM stateroom.threads t
+SELECT {LISTED_COLUMNS} FROM stateroom.threads t
 WHERE t.tenant_id = :tenant_id AND t.subject_id = :subject_id AND {LISTED}
   AND (:status::text IS NULL OR t.status = :status)
   AND (:agent::text IS NULL OR t.agent = :agent)
@@ -94,8 +100,9 @@ CREATE = Statement(
     """
 INSERT INTO stateroom.threads
     (tenant_id, subject_id, thread_id, agent, status, tier, strict, activity, created_at, updated_at, seal,
-     client_share)
-VALUES (:tenant_id, :subject_id, :thread_id, :agent, :status, 'hot', :strict, 1, :now, :now, :seal, :client_share)
+     client_share, parent_thread_id)
+VALUES (:tenant_id, :subject_id, :thread_id, :agent, :status, 'hot', :strict, 1, :now, :now, :seal, :client_share,
+    :parent_thread_id)
 ON CONFLICT DO NOTHING RETURNING 1
 """,
     int,

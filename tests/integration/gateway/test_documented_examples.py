@@ -71,6 +71,11 @@ def saved_twice(client: httpx.Client) -> dict[str, str]:
     return saved(client, run_id="run-2")
 
 
+def begun_from_another(client: httpx.Client) -> dict[str, str]:
+    done(client.post("/v1/threads/trip-7-hotels/checkpoints", json={"state": {}}))
+    return {"thread_id": "trip-7-hotels"}
+
+
 def registered(client: httpx.Client) -> dict[str, str]:
     done(client.put("/v1/state-schemas/travel/versions/1", json={"label": "1.0.0"}))
     return {"state_schema": "travel", "state_version": "2"}
@@ -98,6 +103,7 @@ def migrating(client: httpx.Client, example_of_version: Any) -> dict[str, str]:
 
 BEFORE: dict[str, Callable[[httpx.Client], dict[str, str]]] = {
     "update_thread": saved,
+    "link_thread": begun_from_another,
     "copy_thread": saved,
     "prune": saved_twice,
     "delete_runs": saved_twice,

@@ -17,8 +17,9 @@ from sqlalchemy.pool import NullPool
 
 from gateway.embedded.postgres import postgres_programs
 from storage.blobs.memory import MemoryBlobStore
-from storage.control.features import SEGMENTS
+from storage.control.features import LINKS, SEGMENTS
 from storage.errors import SetupError
+from storage.model import ThreadLink
 from storage.postgres.setup import _config, current, db_revision_required, script, upgrade
 from storage.postgres.tables import SCHEMA, metadata
 from storage.scope import Scope
@@ -231,6 +232,20 @@ async def test_segments_are_not_migrated_away(own_database, archiving):
     with pytest.raises(DBAPIError, match="restore them before"):
         await migrate(owner_url, command.downgrade, "a37")
     assert await current(owner_url) == db_revision_required()
+
+
+async def test_links_are_not_migrated_away(own_database, archiving):
+    owner_url, _ = own_database
+    scope = Scope(uuid4(), "user-1")
+    store = await archiving()
+    await switch_on(store, LINKS)
+    await store.links.link(scope, "child", ThreadLink("parent"))
+    with pytest.raises(DBAPIError, match="unlink them before"):
+        await migrate(owner_url, command.downgrade, "a39")
+    assert await current(owner_url) == db_revision_required()
+    await store.links.unlink(scope, "child")
+    await store.close()
+    await migrate(owner_url, command.downgrade, "a39")
 
 
 async def test_two_upgrades_at_the_same_moment_both_succeed(own_database, launcher, tmp_path):

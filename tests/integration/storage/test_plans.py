@@ -20,6 +20,7 @@ STEPS = 12
 COPIED = 300
 THREADS = 3_000
 FEW, MILLION = 20_000, 1_000_000
+CHILDREN, PAGE = 100_000, 1_000
 
 
 @pytest.fixture
@@ -79,6 +80,32 @@ async def test_one_thread_is_found_at_once_among_many_of_its_subject(own_store, 
     assert [each.thread_id for each in page][:3] == ["t1", "x1", "x2"]
     _, listed = await read(own_store, admin, "threads")
     assert listed - fetched <= 20
+
+
+async def test_a_page_of_many_children_looks_at_that_page_only(own_store, admin, scope):
+    """A hundred thousand children, of which some are of one moment, among as many other threads of the subject."""
+    await save(own_store, scope)
+    columns = "tenant_id, subject_id, status, tier, strict, activity, updated_at, seal"
+    await admin.execute(
+        f"INSERT INTO stateroom.threads ({columns}, thread_id, created_at, parent_thread_id)"
+        f" SELECT {columns}, 'x' || n, created_at - (n / 10) * interval '1 second',"
+        f" CASE WHEN n % 2 = 0 THEN 't1' WHEN n % 20 = 1 THEN 'other' END"
+        f" FROM stateroom.threads, generate_series(1, {2 * CHILDREN}) n WHERE tenant_id = $1",
+        scope.tenant_id,
+    )
+    await admin.execute("ANALYZE stateroom.threads")
+    _, before = await read(own_store, admin, "threads")
+    found, after, pages = set(), None, 0
+    while True:
+        page = await own_store.links.children(scope, "t1", limit=PAGE, after=after)
+        found |= {each.thread_id for each in page.items}
+        pages, after = pages + 1, page.after
+        if after is None:
+            break
+    _, fetched = await read(own_store, admin, "threads")
+    assert (len(found), pages) == (CHILDREN, CHILDREN // PAGE + 1)
+    # Each child and its parent, which is looked for; and what of its moment was on the page before.
+    assert fetched - before <= 2 * CHILDREN + 20 * pages
 
 
 async def _fill(admin, tenant_id, count):

@@ -11,7 +11,7 @@ import pytest
 from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import ManualClock
-from storage.control.features import SEGMENTS
+from storage.control.features import LINKS, SEGMENTS
 from storage.control.rows import policy_row
 from storage.errors import (
     FeatureOff,
@@ -21,7 +21,7 @@ from storage.errors import (
     TenantNotFound,
     ThreadNotFound,
 )
-from storage.model import TaskWrites, Tenant
+from storage.model import TaskWrites, Tenant, ThreadLink
 from storage.postgres.statement import Statement
 from storage.retention.planner import Ceilings, Effective, Plan, Policy, Thinning
 from storage.retention.rounds import Acts, Retaining, RoundLimits
@@ -103,6 +103,18 @@ async def test_the_most_specific_level_wins_and_ceilings_cap_it(store, scope, te
         await policies.put_thread(scope, "t3", Policy(idle_ttl_seconds=1))
     with pytest.raises(InvalidState):
         await policies.put(tenant, None, Policy(idle_ttl_seconds=0))
+
+
+async def test_retention_removes_a_parent_and_leaves_its_children(store, scope, tenant, clock):
+    await switch_on(store, LINKS)
+    await save(store, scope, "parent")
+    await clock.go_on(DAY)
+    await save(store, scope, "child")
+    await store.links.link(scope, "child", ThreadLink("parent"))
+    await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=DAY, on_expiry="delete"))
+    assert (await perform(store, clock, tenant))["deleted"] == 1
+    (child,) = (await store.links.children(scope, "parent")).items
+    assert (child.thread_id, child.parent_absent) == ("child", True)
 
 
 async def test_an_operator_caps_a_tenant(store, scope, tenant, clock):

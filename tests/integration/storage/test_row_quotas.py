@@ -14,13 +14,15 @@ from storage.administration.tenants import DefaultQuotas, Usage
 from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
 from storage.checkpoints.compacting import SUMMARY_OVER_QUOTA_BYTES_MAX
+from storage.control.features import LINKS
 from storage.errors import QuotaExceeded, RowQuotaExceeded
-from storage.model import ApiKeyRecord, Compaction, Idempotency, Precondition, TaskWrites, Tenant
+from storage.model import ApiKeyRecord, Compaction, Idempotency, Precondition, TaskWrites, Tenant, ThreadLink
 from storage.postgres.statement import Statement
 from storage.postgres.tables import SUBJECT_TABLES
 from storage.scope import OperatorScope, Scope, TenantScope
 from storage.statements.threads import row_usage
 from tests.support.archive_rows import fill, opened
+from tests.support.features import switch_on
 from tests.support.states import document, load, packed, put, save, state, write
 from tests.support.transfers import ACTOR, deployment, exported, imported
 
@@ -294,6 +296,7 @@ async def test_what_would_store_rows_is_refused_and_nothing_of_it_stays(
         there = Scope(uuid4(), "user-1")
         await save(elsewhere, there, "brought")
         brought = await exported(elsewhere, store, there, scope.tenant_id, "brought")
+    await switch_on(store, LINKS)
     await let_nothing_more_in(store, scope.tenant_id)
     before = await independent(admin, scope.tenant_id)
     head = Precondition(head_id=saved.checkpoint_id)
@@ -309,6 +312,7 @@ async def test_what_would_store_rows_is_refused_and_nothing_of_it_stays(
         ),
         "piece": lambda: store.pieces.put(scope, "t1", b"\xc4\x10" + b"p" * 16),
         "create a thread": lambda: store.threads.put(scope, "new"),
+        "link a new thread": lambda: store.links.link(scope, "new", ThreadLink("t1")),
         "copy": lambda: store.threads.copy(scope, "t1", "new"),
         "restore": lambda: store.archives.restore(scope, "archived"),
         "begin to restore": lambda: store.archives.begin_restore(scope, "archived", ACTOR),

@@ -25,6 +25,7 @@ from storage.format.export import (
     Frames,
     Head,
     LeftOut,
+    LinkRecord,
     Opening,
     PendingRecord,
     PieceRecord,
@@ -66,6 +67,7 @@ RECORDS = [
     AdoptionRecord("planner", "*", 1, "travel", 1, AT),
     Broken("damaged"),
     SavePolicyRecord("", strict=True),
+    LinkRecord("trip-7", "", None),
 ]  # fmt: skip
 OPENING, SCHEMA, BEGINNING, ARTIFACT, PIECE, DATA, PENDING, CHECKPOINT, HEAD, ENDING, LEFT_OUT, *_ = RECORDS
 

@@ -34,7 +34,7 @@ from storage.format.pointer import (
 )
 from storage.format.record import OpenedCheckpoint, PieceReader, PieceRow, check_share, open_head, seal_head
 from storage.format.token import ThreadToken
-from storage.model import Value
+from storage.model import ThreadLink, Value
 
 BLOB_ID = UUID(int=7)
 AT = datetime(2026, 11, 22, tzinfo=UTC)
@@ -69,6 +69,17 @@ def test_a_seal_of_another_layout_is_refused(seal):
     for other in (b"", plaintext[:-1], plaintext + b"\0", b"\x09" + plaintext[1:]):
         with pytest.raises(IntegrityFailure):
             type(seal).decode(other)
+
+
+def test_a_seal_with_half_a_link_or_one_of_another_layout_is_refused():
+    plain = ThreadSeal.new().encode()
+    linked = ThreadSeal(bytes(16), LiveSet(), link=ThreadLink("trip-7")).encode()
+    for other in (linked[:-1], linked + b"\0", b"\x03" + plain[1:], b"\x02" + linked[1:], plain + NOT_MSGPACK):
+        with pytest.raises(IntegrityFailure):
+            ThreadSeal.decode(other)
+    for link in (["trip-7", "", None, "more"], [], [7, "", None], {"thread_id": "trip-7"}):
+        with pytest.raises(IntegrityFailure):
+            ThreadSeal.decode(b"\x03" + plain[1:] + msgspec.msgpack.encode(link))
 
 
 def test_a_head_seal_of_another_life_or_sequence_is_refused(sealer):

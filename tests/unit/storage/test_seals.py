@@ -1,5 +1,6 @@
 """What seals and tokens add up and say: sums that do not depend on order, and names that do not give ids away."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -12,6 +13,7 @@ from crypto import Sealer, SecretKey, SubjectKeys
 from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, namespace_mac
 from storage.format.pointer import artifact_location, artifact_name_digest
 from storage.format.token import ThreadToken, incarnation_tag, removal_mac, thread_tag
+from storage.model import ThreadLink
 
 MACS = st.lists(st.binary(min_size=32, max_size=32), max_size=8)
 
@@ -56,6 +58,25 @@ def test_a_namespace_that_goes_leaves_the_sequence_that_no_later_one_begins_belo
     assert (without.namespaces, without.floor) == (thread.with_namespace(sealer, "").namespaces, 7)
     assert without.without_namespace(sealer, "", 3).floor == 7
     assert ThreadSeal.decode(without.encode()) == without
+
+
+def test_the_bytes_of_a_threads_seal_are_these_with_a_link_and_without():
+    thread = ThreadSeal(bytes(range(16)), LiveSet(2, 3), floor=7, share_check=b"check" * 3 + b"!", writes=LiveSet(4, 5))
+    sums = thread.encode()
+    assert sums.hex(" ", 4) == (
+        "0200 01020304 05060708 090a0b0c 0d0e0f00 00000000 00000200 00000000 00000000 00000000 00000000 00000000"
+        " 00000000 00000000 00000300 00000000 00000400 00000000 00000000 00000000 00000000 00000000 00000000 00000000"
+        " 00000500 00000000 00000701 63686563 6b636865 636b6368 65636b21"
+    )
+    linked = replace(thread, link=ThreadLink("trip-7", "sub", "c1"))
+    assert linked.encode() == b"\x03" + sums[1:] + bytes.fromhex("93 a6 74 72 69 70 2d 37 a3 73 75 62 a2 63 31")
+    for link in (
+        ThreadLink("trip-7", "sub", "c1"),
+        ThreadLink("t"),
+        ThreadLink("ü" * 127, "x" * 1024, "c" * 255),
+        None,
+    ):
+        assert ThreadSeal.decode(replace(thread, link=link).encode()) == replace(thread, link=link)
 
 
 def test_tags_name_threads_and_lives_to_their_subject_only(sealer):

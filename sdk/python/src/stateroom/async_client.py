@@ -19,7 +19,7 @@ from stateroom._io.transport import NoAnswer
 from stateroom._options import refuse_unknown
 from stateroom._protocol import calls
 from stateroom._protocol.core import Answer, Attempts, Call, Endpoint, Pinned, Steps, Timeouts
-from stateroom._protocol.wire import Page
+from stateroom._protocol.wire import Page, ParentRequest
 from stateroom._remembered.pieces import PieceCache
 from stateroom._threads.intents import intent_of
 from stateroom._threads.steps import ThreadOptions, ThreadSteps
@@ -769,6 +769,42 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
         """
         return await self._client.drive(self._change(strict=strict, agent=agent))
 
+    async def link(self, parent_thread_id: str, *, namespace: str = "", checkpoint_id: str | None = None) -> ThreadInfo:
+        """Say which thread this one was begun from, and where in it; creates the thread when it does not exist.
+
+        Another parent is replaced. It is a name: the parent need not exist.
+
+        Args:
+            parent_thread_id: The parent, a thread of the same subject.
+            namespace: Where in it; empty is the root.
+            checkpoint_id: Which checkpoint; ``None``: none in particular.
+
+        Raises:
+            Conflict: The thread would be its own ancestor (``link-circular``), or an older gateway may still run
+                (``feature-off``).
+            LegalHold: The thread is held, and has another parent.
+            LimitExceeded: It would have too many ancestors.
+        """
+        parent = ParentRequest(thread_id=parent_thread_id, namespace=namespace, checkpoint_id=checkpoint_id)
+        return await self._client.drive(calls.link_thread(self.thread_id, parent))
+
+    async def unlink(self) -> None:
+        """Say that the thread was begun from no other; both stay.
+
+        Raises:
+            LegalHold: The thread is held, and has a parent.
+            ThreadNotFound: There is none.
+        """
+        await self._client.drive(calls.unlink_thread(self.thread_id))
+
+    def children(self, *, limit: int | None = None) -> AsyncIterator[ThreadInfo]:
+        """The threads that were begun from this one, newest first, page by page. It need not exist itself.
+
+        Args:
+            limit: At most so many.
+        """
+        return self._client.items(lambda size, cursor: calls.list_children(self.thread_id, size, cursor), limit)
+
     async def copy(self, target_thread_id: str) -> CopyReceipt:
         """Copy the whole thread, history and pending writes included.
 
@@ -838,10 +874,17 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
         """
         return await self._client.drive(calls.restore_thread(self.thread_id, wait_seconds))
 
-    async def delete(self) -> bool:
+    async def delete(self, *, family: bool = False) -> bool:
         """Delete the whole thread, all namespaces included.
+
+        Args:
+            family: Delete the threads that were begun from it, too, and so on.
 
         Returns:
             Whether there was one.
+
+        Raises:
+            LegalHold: The thread, or one of its family, is held; nothing was deleted.
+            LimitExceeded: The family is too large; nothing was deleted.
         """
-        return await self._client.drive(self._delete())
+        return await self._client.drive(self._delete(family=family))

@@ -305,6 +305,22 @@ class ThreadSegments(msgspec.Struct, kw_only=True):
     size_bytes: int
 
 
+class ThreadParent(msgspec.Struct, kw_only=True):
+    """The thread that another one was begun from.
+
+    Attributes:
+        thread_id: Its id.
+        namespace: Where in it; empty is the root.
+        checkpoint_id: Which checkpoint, whether or not it is there; ``None``: none in particular.
+        absent: Whether there is no such thread now.
+    """
+
+    thread_id: str
+    namespace: str = ""
+    checkpoint_id: str | None = None
+    absent: bool = False
+
+
 class ThreadMove(msgspec.Struct, kw_only=True):
     """A thread on its way between the tiers.
 
@@ -332,6 +348,7 @@ class ThreadInfo(msgspec.Struct, kw_only=True):
         head_id: Head of the root namespace.
         agent: The program's name.
         client_share: Whether it opens only with the client-held share it was made with.
+        parent: The thread that it was begun from, if that was said.
         archive: What its archive is, where one thread was asked for and it has one.
         segments: What is in segments, likewise.
         damaged: In a listing: it was made or altered outside the gateway; `stateroom verify` tells more.
@@ -346,6 +363,7 @@ class ThreadInfo(msgspec.Struct, kw_only=True):
     head_id: str | None = None
     agent: str | None = None
     client_share: bool = False
+    parent: ThreadParent | None = None
     archive: ThreadArchive | None = None
     segments: ThreadSegments | None = None
     damaged: bool = False

@@ -26,6 +26,7 @@ from stateroom._protocol.wire import (
     HoledCheckpoint,
     Holes,
     JobInfo,
+    ParentRequest,
     PruneRequest,
     RunsDeleteRequest,
     SaveRequest,
@@ -362,9 +363,32 @@ def change_thread(thread_id: str, settings: ThreadSettings) -> Steps[ThreadInfo]
     return asked(call, ThreadInfo)
 
 
-def delete_thread(thread_id: str) -> Steps[bool]:
+def link_thread(thread_id: str, parent: ParentRequest) -> Steps[ThreadInfo]:
+    """Say what a thread was begun from; creates the thread."""
+    where, body = path("threads", ":", thread_id, "parent"), encode_body(parent)
+    return asked(Call(method="PUT", path=where, body=body, repeatable=True), ThreadInfo)
+
+
+def unlink_thread(thread_id: str) -> Steps[None]:
+    """Say that a thread was begun from no other."""
+    yield Call(method="DELETE", path=path("threads", ":", thread_id, "parent"), repeatable=True)
+
+
+def list_children(thread_id: str, limit: int, cursor: str | None) -> Steps[ThreadPage]:
+    """A page of the threads that were begun from one."""
+    where, query = path("threads", ":", thread_id, "children"), (("limit", limit), ("cursor", cursor))
+    return asked(Call(method="GET", path=where, query=query, repeatable=True), ThreadPage)
+
+
+def delete_thread(thread_id: str, *, family: bool = False) -> Steps[bool]:
     """Delete a thread; false when there was none (which is also what a repeated attempt finds)."""
-    call = Call(method="DELETE", path=path("threads", ":", thread_id), repeatable=True, forgets=(thread_id,))
+    call = Call(
+        method="DELETE",
+        path=path("threads", ":", thread_id),
+        query=(("family", "true"),) if family else (),
+        repeatable=True,
+        forgets=(thread_id,),
+    )
     try:
         yield call
     except ThreadNotFound:

@@ -269,6 +269,14 @@ class CompactRequest(Struct, kw_only=True, omit_defaults=True):
     state_version: int | None = None
 
 
+class ParentRequest(Struct, kw_only=True, omit_defaults=True):
+    """What a thread was begun from."""
+
+    thread_id: str
+    namespace: str = ""
+    checkpoint_id: str | None = None
+
+
 class CopyRequest(Struct, kw_only=True):
     """Where to copy a thread to."""
 

@@ -331,8 +331,8 @@ class ThreadSteps(Generic[StateT]):
         settings = ThreadSettings(strict=UNSET if strict is None else strict, agent=UNSET if agent is None else agent)
         return (yield from calls.change_thread(self.thread_id, settings))
 
-    def _delete(self) -> Steps[bool]:
-        deleted = yield from calls.delete_thread(self.thread_id)
+    def _delete(self, *, family: bool) -> Steps[bool]:
+        deleted = yield from calls.delete_thread(self.thread_id, family=family)
         self._fork_of = None
         self._known, self._head_id, self._step = False, None, None
         self._is_made_strict = False
