@@ -11,6 +11,7 @@ from gateway.cli.calling import Listing, Remote, as_silent_subject, as_subject, 
 from gateway.cli.parameters import STATUSES, Command, Page, gathered, page_options
 from gateway.cli.remote.checkpoints import load
 
+_FAMILY_SECONDS = 120.0  # a family is deleted in one request, a thread after the other
 _COLUMNS = {
     "thread_id": "Thread",
     "agent": "Agent",
@@ -278,7 +279,11 @@ def thread_delete(*, thread_id: str, family: bool, assume_yes: bool, remote: Rem
     """Delete a thread with all its checkpoints."""
     more = " and all that descend from it" if family else ""
     confirm(f"Delete thread {render.safe(thread_id)} with its whole history{more}?", assume_yes)
-    remote.call("DELETE", ["threads", thread_id], query={"family": "true"} if family else None)
+    if family:
+        with remote.connect(attempt_seconds=_FAMILY_SECONDS) as connection:
+            connection.call("DELETE", ["threads", thread_id], query={"family": "true"})
+    else:
+        remote.call("DELETE", ["threads", thread_id])
     render.say(f"Deleted {thread_id}{more}.")
 
 

@@ -56,6 +56,7 @@ PAGE_DEFAULT = 100
 WRITES_PER_REQUEST_MAX = 1000
 # How often a thread that is being restored is asked how far it is, at first and at most.
 _BEGUN = 202  # the status of an answer that names a job
+FAMILY_SECONDS = 120.0  # a family is deleted in one request, a thread after the other
 LOOK_SECONDS = 0.25
 LOOK_SECONDS_MAX = 60.0
 
@@ -387,6 +388,7 @@ def delete_thread(thread_id: str, *, family: bool = False) -> Steps[bool]:
         path=path("threads", ":", thread_id),
         query=(("family", "true"),) if family else (),
         repeatable=True,
+        extra_seconds=FAMILY_SECONDS if family else 0.0,
         forgets=(thread_id,),
     )
     try:
