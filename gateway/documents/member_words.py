@@ -377,9 +377,11 @@ MEMBERS: dict[str, str] = {
     "TrajectoryBegin.checkpoint_id": "The checkpoint that the trajectory leads to.",
     "TrajectoryBegin.format": "The format of all lines: stateroom-trajectory/1.",
     "TrajectoryBegin.steps": "How many steps follow.",
+    "TrajectoryBegin.view": "How values are shown: state or channels, as it was asked for.",
     "TrajectoryBegin.type": "Which line it is: the first.",
-    "TrajectoryChange.kind": "Whether the step set the channel, appended to a list that is otherwise the same, or "
-    "removed it.",
+    "TrajectoryChange.data": "The stored bytes, base64 (view=channels): the value, or a list of what is appended.",
+    "TrajectoryChange.kind": "Whether the step set the channel, appended to a list that is otherwise the same, gave it "
+    "another version and no other value (view=channels), or removed it.",
     "TrajectoryChange.value": "The channel's value, or the elements that are appended; absent: it is removed.",
     "TrajectoryEnd.checkpoint_id": "The checkpoint that the trajectory leads to.",
     "TrajectoryEnd.status": "The status of the last step; null: no step came.",
@@ -387,7 +389,8 @@ MEMBERS: dict[str, str] = {
     "TrajectoryEnd.type": "Which line it is: the last.",
     "TrajectoryStep.changes": "By channel, what the step changed; what is not named stayed.",
     "TrajectoryStep.type": "Which line it is: a step.",
-    "TrajectoryStep.writes": "Pending writes that the next step does not show; of the last step all.",
+    "TrajectoryStep.writes": "Pending writes that the next step does not show; of the last step, and with "
+    "view=channels, all.",
     "TransferKey.public_key": "What exports for this tenant are sealed for.",
     "UploadCompletion.digest": "What the whole content must have, as sha-256=:base64: (RFC 9530); null: not verified.",
     "UploadCompletion.parts": "How many parts there are.",

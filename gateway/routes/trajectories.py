@@ -45,6 +45,7 @@ async def export_trajectory(call: Call[Scope], thread_id: str) -> Answer:
         namespace=check_namespace(asked.namespace, parameter="namespace"),
         checkpoint_id=asked.checkpoint_id,
         after=asked.after,
+        all_writes=asked.view == "channels",
     )
     versions, share = call.exchange.state_versions(), call.exchange.client_share()
 
@@ -55,16 +56,20 @@ async def export_trajectory(call: Call[Scope], thread_id: str) -> Answer:
     with contextlib.ExitStack() as admitted:
         admitted.enter_context(call.services.admission.transfer(call.scope.tenant_id))
         found = await call.commit(call.store.trajectories.begin(call.scope, query, call.actor, read_page))
-        lines = _lines(call, query, found)
+        lines = _lines(call, query, found, asked.view)
         headers = {"content-type": LINES_MEDIA_TYPE, "cache-control": "no-store"}
         return await stream(lines, status=200, headers=headers, size_bytes=None, held=admitted.pop_all())
 
 
 async def _lines(
-    call: Call[Scope], query: trajectories.TrajectoryQuery, found: trajectories.Trajectory
+    call: Call[Scope],
+    query: trajectories.TrajectoryQuery,
+    found: trajectories.Trajectory,
+    view: wire.trajectories.View,
 ) -> AsyncIterator[bytes]:
     begin = wire.trajectories.TrajectoryBegin(
         format=wire.trajectories.FORMAT,
+        view=view,
         thread_id=query.thread_id,
         namespace=query.namespace,
         checkpoint_id=found.checkpoint_id,
@@ -75,7 +80,7 @@ async def _lines(
     async for step in found.steps:
         size_bytes = sum(len(each.channel.value.data) for each in step.changes.values() if each.channel is not None)
         size_bytes += sum(len(each.value.data) for each in step.writes)
-        yield _line(await call.exchange.reservation.run(_step_out(step), size_bytes))
+        yield _line(await call.exchange.reservation.run(_step_out(step, view), size_bytes))
         count, status = count + 1, step.checkpoint.status
     yield _line(wire.trajectories.TrajectoryEnd(checkpoint_id=found.checkpoint_id, status=status, steps=count))
 
@@ -84,18 +89,21 @@ def _line(shown: Any) -> bytes:
     return encode_body("json", shown) + b"\n"
 
 
-def _step_out(step: trajectories.TrajectoryStep) -> Work[wire.trajectories.TrajectoryStep]:
+def _step_out(
+    step: trajectories.TrajectoryStep, view: wire.trajectories.View
+) -> Work[wire.trajectories.TrajectoryStep]:
     changes: dict[str, wire.trajectories.TrajectoryChange] = {}
     for name, change in step.changes.items():
-        if name.startswith(wire.base.PRIVATE_PREFIX):
-            continue
-        changes[name] = shown = wire.trajectories.TrajectoryChange(kind=change.kind)
-        if change.channel is not None:
-            shown.value = yield from value_out("json", change.channel.value)
+        if view == "channels":
+            changes[name] = _channel_out(change)
+        elif not name.startswith(wire.base.PRIVATE_PREFIX) and change.kind != "version":
+            changes[name] = shown = wire.trajectories.TrajectoryChange(kind=change.kind)
+            if change.channel is not None:
+                shown.value = yield from value_out("json", change.channel.value)
         yield
     writes = []
     for write in step.writes:
-        writes.append((yield from write_out(write, "state", "json")))
+        writes.append((yield from write_out(write, view, "json")))
         yield
     saved = step.checkpoint
     return wire.trajectories.TrajectoryStep.of(
@@ -106,3 +114,13 @@ def _step_out(step: trajectories.TrajectoryStep) -> Work[wire.trajectories.Traje
         changes=changes,
         writes=writes,
     )
+
+
+def _channel_out(change: trajectories.Change) -> wire.trajectories.TrajectoryChange:
+    """A change in the ``channels`` view: what is stored, as it is stored."""
+    shown = wire.trajectories.TrajectoryChange(kind=change.kind)
+    if change.channel is not None:
+        shown.version = change.channel.version
+        if change.kind != "version":
+            shown.encoding, shown.data = change.channel.value.encoding, change.channel.value.data
+    return shown

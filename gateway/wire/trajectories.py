@@ -5,10 +5,11 @@ from typing import Any, Final, Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from gateway.wire.base import CheckpointIdText, Namespace, Response, Status
+from gateway.wire.base import CheckpointIdText, Namespace, Response, Status, Version
 from gateway.wire.checkpoints import Model, Usage, WriteOut
 
 FORMAT: Final = "stateroom-trajectory/1"
+View = Literal["state", "channels"]
 
 
 class TrajectoryQuery(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -17,12 +18,14 @@ class TrajectoryQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     namespace: Namespace = ""
     checkpoint_id: CheckpointIdText | None = None
     after: CheckpointIdText | None = None
+    view: View = "state"
 
 
 class TrajectoryBegin(Response, tag_field="type", tag="begin"):
     """The first line."""
 
     format: str
+    view: View
     thread_id: str
     namespace: str
     checkpoint_id: str
@@ -30,14 +33,24 @@ class TrajectoryBegin(Response, tag_field="type", tag="begin"):
 
 
 class TrajectoryChange(Response):
-    """What a step did to a channel: ``set`` it, ``append`` a list of elements to it, or ``remove`` it."""
+    """What a step did to a channel: ``set`` it, ``append`` a list of elements to it, or ``remove`` it.
 
-    kind: Literal["set", "append", "remove"]
+    ``value`` in the ``state`` view; ``version``, ``encoding`` and ``data`` in ``channels``, where kind ``version`` says
+    that the value stayed and only the version is another one.
+    """
+
+    kind: Literal["set", "append", "version", "remove"]
     value: Raw | UnsetType = UNSET
+    version: Version | UnsetType | None = UNSET
+    encoding: str | UnsetType = UNSET
+    data: bytes | UnsetType = UNSET
 
 
 class TrajectoryStep(Response, tag_field="type", tag="step"):
-    """A checkpoint, and by channel what it changed; of its pending writes those that the next step does not show."""
+    """A checkpoint, and by channel what it changed.
+
+    Of its pending writes the ``state`` view has those that the next step does not show, and ``channels`` has all.
+    """
 
     checkpoint_id: str
     parent_id: str | None

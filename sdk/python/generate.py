@@ -47,7 +47,7 @@ def blocking(source: Path) -> str:
         raise SystemExit(f"{source.name}: no rule makes this blocking: {left[0].strip()}")
     text = f"# Generated from {source.name} by `make generate`: change that, not this.\n" + text
     for command in (
-        ["check", "--fix-only", "--unsafe-fixes", "--quiet", "--select=F401,I001,UP028,UP034"],
+        ["check", "--fix-only", "--unsafe-fixes", "--quiet", "--select=F401,I001,UP028,UP034,C416"],
         ["format", "--quiet"],
     ):
         ruff = [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(target_of(source)), "-"]

@@ -41,12 +41,14 @@ class TrajectoryQuery:
         namespace: The namespace.
         checkpoint_id: The checkpoint that it leads to; None: the newest.
         after: The step that it begins after; None: at the first.
+        all_writes: Whether steps have all of their pending writes, not only those that the next one does not show.
     """
 
     thread_id: str
     namespace: str
     checkpoint_id: str | None = None
     after: str | None = None
+    all_writes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +56,18 @@ class Change:
     """What a step did to a channel.
 
     Attributes:
-        kind: ``set``, ``append`` (to a list, which is otherwise the same) or ``remove``.
+        kind: ``set``, ``append`` (to a list, which is otherwise the same), ``version`` (its value is the same, and its
+            version another one) or ``remove``.
         channel: The channel, as it is after it; of ``append`` with the new elements alone; None: it is gone.
     """
 
-    kind: Literal["set", "append", "remove"]
+    kind: Literal["set", "append", "version", "remove"]
     channel: Channel | None
 
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryStep:
-    """A checkpoint, what it changed, and of its pending writes what the next one does not show."""
+    """A checkpoint, what it changed, and those of its pending writes that are told."""
 
     checkpoint: Checkpoint
     changes: dict[str, Change]
@@ -117,7 +120,7 @@ class Trajectories:
         detail = {"namespace": query.namespace, "checkpoint_id": ids[-1], "steps": len(ids) - is_resumed}
         async with self._unit_of_work.begin(TenantScope(scope.tenant_id)) as transaction:
             await self._audit.append(transaction, scope.tenant_id, actor, "trajectory.export", target, detail)
-        steps = _steps(_checkpoints(query, ids, read_page), is_resumed=is_resumed)
+        steps = _steps(_checkpoints(query, ids, read_page), is_resumed=is_resumed, all_writes=query.all_writes)
         return Trajectory(ids[-1], len(ids) - is_resumed, steps)
 
 
@@ -203,7 +206,9 @@ def _size_bytes(checkpoint: Checkpoint) -> int:
     return sum(len(each.value.data) for each in (checkpoint.channels or {}).values())
 
 
-async def _steps(checkpoints: AsyncIterator[Checkpoint], *, is_resumed: bool) -> AsyncIterator[TrajectoryStep]:
+async def _steps(
+    checkpoints: AsyncIterator[Checkpoint], *, is_resumed: bool, all_writes: bool
+) -> AsyncIterator[TrajectoryStep]:
     """Each checkpoint but the one to begin after as a step, when the next is read: its writes depend on that one."""
     before: dict[str, Channel] = {}
     held: Checkpoint | None = None
@@ -211,21 +216,22 @@ async def _steps(checkpoints: AsyncIterator[Checkpoint], *, is_resumed: bool) ->
     async for each in checkpoints:
         if held is not None:
             if not is_told:
-                yield _step(before, held, is_last=False)
+                yield _step(before, held, all_writes=all_writes)
             before, is_told = held.channels or {}, False
         held = each
     if held is not None and not is_told:
-        yield _step(before, held, is_last=True)
+        yield _step(before, held, all_writes=True)
 
 
-def _step(before: dict[str, Channel], checkpoint: Checkpoint, *, is_last: bool) -> TrajectoryStep:
-    deltas = set(checkpoint.delta_channels)
-    writes = [each for each in checkpoint.writes or () if is_last or is_control(each.channel) or each.channel in deltas]
+def _step(before: dict[str, Channel], checkpoint: Checkpoint, *, all_writes: bool) -> TrajectoryStep:
+    deltas, writes = set(checkpoint.delta_channels), checkpoint.writes or []
+    if not all_writes:
+        writes = [each for each in writes if is_control(each.channel) or each.channel in deltas]
     return TrajectoryStep(checkpoint, changes_between(before, checkpoint.channels or {}), writes)
 
 
 def changes_between(before: dict[str, Channel], after: dict[str, Channel]) -> dict[str, Change]:
-    """What led from one state to another, by channel; a channel whose value is the same is not in it."""
+    """What led from one state to another, by channel; a channel that is the same is not in it."""
     changes: dict[str, Change] = {}
     for name, channel in after.items():
         held = before.get(name)
@@ -237,12 +243,17 @@ def changes_between(before: dict[str, Channel], after: dict[str, Channel]) -> di
                 changes[name] = Change("set", channel)
             else:
                 changes[name] = Change("append", replace(channel, value=Value("msgpack", new)))
+        elif held.version != channel.version:
+            changes[name] = Change("version", channel)
     changes |= {name: Change("remove", None) for name in before if name not in after}
     return changes
 
 
 def _appended(before: Value, after: Value) -> bytes | None:
-    """The elements that a list got at its end, as a list; None: it is no list, or changed otherwise."""
+    """The elements that a list got at its end, as a list; None: it is no list, or changed otherwise.
+
+    Whoever puts them behind those from before, under the shortest header, has the list byte by byte.
+    """
     if before.encoding != "msgpack" or after.encoding != "msgpack":
         return None
     start, new_start = _header_bytes(before.data), _header_bytes(after.data)
@@ -251,6 +262,8 @@ def _appended(before: Value, after: Value) -> bytes | None:
     count = list_count(after.data) - list_count(before.data)
     kept = before.data[start:]
     if count <= 0 or not after.data.startswith(kept, new_start):
+        return None
+    if not after.data.startswith(list_header(list_count(after.data))):
         return None
     return list_header(count) + after.data[new_start + len(kept) :]
 

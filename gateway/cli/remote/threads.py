@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import rich_click as click
@@ -204,10 +205,10 @@ def thread_compact(
 @click.option("--namespace", default="", metavar="NAME", help="The root's when left out.")
 @click.option(
     "--form",
-    type=click.Choice(("steps", "chat")),
+    type=click.Choice(("steps", "chat", "fixture")),
     default="steps",
     show_default=True,
-    help="A line for each step, or one line with all messages, for fine-tuning.",
+    help="A line for each step; one line with all messages, for fine-tuning; or all that is stored, for tests.",
 )
 @as_silent_subject
 def thread_trajectory(*, thread_id: str, checkpoint_id: str | None, namespace: str, form: str, remote: Remote) -> None:
@@ -217,9 +218,29 @@ def thread_trajectory(*, thread_id: str, checkpoint_id: str | None, namespace: s
     from stateroom import chat_form
 
     with remote.connect() as connection, connection.sdk() as client:
-        steps = client.thread(thread_id, namespace=namespace).trajectory(checkpoint_id=checkpoint_id)
+        thread = client.thread(thread_id, namespace=namespace)
+        if form == "fixture":
+            for line in thread.fixture(checkpoint_id=checkpoint_id).lines():
+                render.emit_json(msgspec.json.decode(line))
+            return
+        steps = thread.trajectory(checkpoint_id=checkpoint_id)
         for shown in [chat_form(steps)] if form == "chat" else steps:
             render.emit_json(msgspec.to_builtins(shown))
+
+
+@thread_group.command("load-fixture")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("thread_id")
+@click.option("--namespace", default="", metavar="NAME", help="The root's when left out.")
+@as_subject
+def thread_load_fixture(*, file: Path, thread_id: str, namespace: str, remote: Remote) -> None:
+    """Save the steps of a fixture into a thread that has none; doing it again changes nothing."""
+    from stateroom.testing import Fixture
+
+    with remote.connect() as connection, connection.sdk() as client:
+        fixture = Fixture.read(file)
+        created = fixture.load_into(client.thread(thread_id, namespace=namespace))
+    remote.print_record({"thread_id": thread_id, "steps": len(fixture.steps), "created": created})
 
 
 @thread_group.command("prune")

@@ -10,14 +10,17 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.types import Interrupt
 
 from stateroom import chat_form
-from stateroom._threads.trajectories import Lines, readable
+from stateroom._threads.trajectories import readable, step_lines
 from stateroom.errors import GatewayUnavailable
 
 STEP = {
     "type": "step", "checkpoint_id": "c1", "parent_id": None, "step": 1, "status": "active",
     "created_at": "2026-11-25T08:00:00Z", "delta_channels": [], "changes": {}, "writes": [], "of_a_newer_gateway": 1,
 }  # fmt: skip
-BEGIN = {"type": "begin", "format": "stateroom-trajectory/1", "checkpoint_id": "c1", "steps": 1}
+BEGIN = {
+    "type": "begin", "format": "stateroom-trajectory/1", "view": "state", "thread_id": "t", "namespace": "",
+    "checkpoint_id": "c1", "steps": 1,
+}  # fmt: skip
 END = {"type": "end", "checkpoint_id": "c1", "status": "active", "steps": 1}
 CALL = {"name": "search", "args": {"to": "Oslo"}, "id": "call-1", "type": "tool_call"}
 TALK = [
@@ -49,12 +52,12 @@ def encoded(*lines: object) -> bytes:
 
 
 def read(*lines: object) -> list:
-    return list(Lines(None, None).accept(encoded(*lines)))
+    return list(step_lines(None, None).accept(encoded(*lines)))
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 def test_lines_are_read_however_they_are_cut(size):
-    lines = Lines(None, None)
+    lines = step_lines(None, None)
     content = encoded(BEGIN, STEP, STEP | {"checkpoint_id": "c2"}, END)
     steps = [each for start in range(0, len(content), size) for each in lines.accept(content[start : start + size])]
     assert [each.checkpoint_id for each in steps] == ["c1", "c2"]
@@ -62,7 +65,7 @@ def test_lines_are_read_however_they_are_cut(size):
 
 
 def test_half_a_line_of_an_answer_that_broke_off_is_let_go():
-    lines = Lines(None, None)
+    lines = step_lines(None, None)
     content = encoded(BEGIN, STEP)
     assert len(list(lines.accept(content + content[:20]))) == 1
     lines.begin()
@@ -70,10 +73,10 @@ def test_half_a_line_of_an_answer_that_broke_off_is_let_go():
     assert lines.is_complete
 
 
-@pytest.mark.parametrize("line", [b"{}\n", b"no json\n", b'{"type":"begin","format":"other/9","checkpoint_id":"c"}\n'])
+@pytest.mark.parametrize("line", [b"{}\n", b"no json\n", encoded(BEGIN | {"format": "other/9"})])
 def test_what_is_no_trajectory_is_refused(line):
     with pytest.raises(GatewayUnavailable):
-        list(Lines(None, None).accept(line))
+        list(step_lines(None, None).accept(line))
 
 
 @pytest.mark.parametrize("value", [TALK, [message.model_dump() for message in TALK]])

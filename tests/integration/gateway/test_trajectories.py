@@ -61,7 +61,7 @@ def test_lines_hold_what_each_step_changed_and_how_it_ended(client, http):
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/jsonl")
     begin, *steps, end = map(json.loads, answer.text.splitlines())
     assert begin == {
-        "type": "begin", "format": "stateroom-trajectory/1", "thread_id": "trip", "namespace": "",
+        "type": "begin", "format": "stateroom-trajectory/1", "view": "state", "thread_id": "trip", "namespace": "",
         "checkpoint_id": ids[-1], "steps": 3,
     }  # fmt: skip
     assert [each["checkpoint_id"] for each in steps] == ids

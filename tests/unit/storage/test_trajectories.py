@@ -1,5 +1,6 @@
 """Which steps a trajectory has, and what each is said to have changed."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import msgspec
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import CheckpointNotFound
-from storage.model import Channel, Checkpoint, HistoryQuery, Page, Value
+from storage.model import Channel, Checkpoint, HistoryQuery, Page, PendingWrite, Value
 from storage.transfer import trajectories
 from storage.transfer.trajectories import TrajectoryQuery, changes_between
 
@@ -112,7 +113,7 @@ async def test_steps_hold_what_changed_in_the_one_before(after):
     query = TrajectoryQuery("t", "", after=after)
     ids = await line(query, pages(*FORKED))
     read = trajectories._checkpoints(query, ids, pages(*FORKED))
-    steps = [each async for each in trajectories._steps(read, is_resumed=after is not None)]
+    steps = [each async for each in trajectories._steps(read, is_resumed=after is not None, all_writes=False)]
     assert [each.checkpoint.checkpoint_id for each in steps] == ([*"abde"] if after is None else [*"de"])
     assert all(each.changes["n"].kind == "set" for each in steps)
 
@@ -154,6 +155,37 @@ def test_changes_make_the_one_state_of_the_other(before, after):
             value = msgspec.msgpack.decode(change.channel.value.data)
             made[name] = made[name] + value if change.kind == "append" else value
     assert made == after
+
+
+def test_a_value_that_stayed_is_told_by_its_new_version_alone():
+    before, after = channel([1]), replace(channel([1]), version="2")
+    changes = changes_between({"x": before, "y": before}, {"x": after, "y": before})
+    assert {name: (each.kind, each.channel.version) for name, each in changes.items()} == {"x": ("version", "2")}
+
+
+def test_a_list_under_a_longer_header_than_it_needs_is_told_whole():
+    grown = Channel(version=None, value=Value("msgpack", b"\xdc\x00\x02\x01\x02"))
+    assert changes_between({"x": channel([1])}, {"x": grown})["x"].kind == "set"
+
+
+@pytest.mark.parametrize(
+    ("all_writes", "expected"), [(False, ["n", "__interrupt__"]), (True, ["n", "__interrupt__", "m"])]
+)
+async def test_writes_that_the_next_step_shows_are_told_on_demand(all_writes, expected):
+    def write(name):
+        return PendingWrite(task_id="t", idx=0, channel=name, value=Value("msgpack", b"\xc0"), task_path="")
+
+    first = replace(
+        checkpoint("a", None, m=1), delta_channels=("n",), writes=[*map(write, ("n", "__interrupt__", "m"))]
+    )
+    last = replace(checkpoint("b", "a", m=2), writes=[write("m")])
+
+    async def read():
+        for each in (first, last):
+            yield each
+
+    steps = [each async for each in trajectories._steps(read(), is_resumed=False, all_writes=all_writes)]
+    assert [[each.channel for each in step.writes] for step in steps] == [expected, ["m"]]
 
 
 def test_a_value_in_another_encoding_is_told_whole():

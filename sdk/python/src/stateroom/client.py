@@ -21,9 +21,10 @@ from stateroom._protocol import calls
 from stateroom._protocol.core import Answer, Attempts, Call, Endpoint, Pinned, Steps, Timeouts
 from stateroom._protocol.wire import Page, ParentRequest
 from stateroom._remembered.pieces import PieceCache
+from stateroom._threads.fixtures import Fixture, fixture_lines, loading
 from stateroom._threads.intents import intent_of
 from stateroom._threads.steps import ThreadOptions, ThreadSteps
-from stateroom._threads.trajectories import Lines, TrajectoryStep
+from stateroom._threads.trajectories import Lines, StepT, TrajectoryStep, step_lines
 from stateroom.artifacts import Artifacts
 from stateroom.errors import GatewayUnavailable, ThreadNotFound
 from stateroom.schema import StateVersion
@@ -274,7 +275,7 @@ class Client:
                 raise GatewayUnavailable("the answer is no content", code="unexpected-answer", status=status)
             self._clock.sleep(answer)
 
-    def steps_of(self, lines: Lines, call_of: Callable[[Lines], Call], pinned: Pinned) -> Iterator[TrajectoryStep]:
+    def steps_of(self, lines: Lines[StepT], call_of: Callable[[Lines[StepT]], Call], pinned: Pinned) -> Iterator[StepT]:
         """The steps of a trajectory as they arrive, going on where a connection broke.
 
         Args:
@@ -717,13 +718,43 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
             PermissionDenied: The key may not export.
             CheckpointNotFound: There is no such checkpoint, or ``after`` is no step before it.
         """
-        return self._client.steps_of(
-            Lines(checkpoint_id, after),
-            lambda lines: calls.trajectory(
-                self.thread_id, self.namespace, lines.checkpoint_id, lines.after, self._accepts
-            ),
-            self._client.pin(),
-        )
+        lines = step_lines(checkpoint_id, after)
+        return self._client.steps_of(lines, self._trajectory_call, self._client.pin())
+
+    def fixture(self, *, checkpoint_id: str | None = None) -> Fixture:
+        """The steps that led to a checkpoint, byte by byte as they are stored, to be loaded into a thread of a test.
+
+        Needs a key with ``state:export`` and ``state:read``; the tenant's audit log says who read it.
+
+        Args:
+            checkpoint_id: The checkpoint they lead to; the newest when left out.
+
+        Raises:
+            PermissionDenied: The key may not export.
+            CheckpointNotFound: There is no such checkpoint.
+        """
+        lines = fixture_lines(checkpoint_id)
+        steps = list(self._client.steps_of(lines, self._fixture_call, self._client.pin()))
+        if lines.begun is None or not steps:
+            raise GatewayUnavailable("the trajectory has no steps", code="unexpected-answer")
+        return Fixture(lines.begun, steps)
+
+    def load_fixture(self, fixture: Fixture) -> int:
+        """Save all steps of a fixture, with their own ids; as ``fixture.load_into(thread)``.
+
+        Args:
+            fixture: The fixture.
+
+        Returns:
+            How many steps were new here.
+
+        Raises:
+            ThreadExists: The thread has other checkpoints.
+            CheckpointExists: It has one of these, but with another content.
+        """
+        pinned = self._client.pin()
+        steps = loading(fixture, self.thread_id, self.namespace, self._pieces, pinned)
+        return self._client.drive(steps, pinned)
 
     def fork(self, checkpoint_id: str) -> "Thread[StateT]":
         """A new object of the same thread, whose next save continues from an old checkpoint.

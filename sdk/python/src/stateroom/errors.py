@@ -283,6 +283,10 @@ class UploadIncomplete(Conflict):
     """Parts of the upload are missing."""
 
 
+class FixtureUnreadable(StateroomError):
+    """A file is no fixture, only a part of one, or of a newer format."""
+
+
 class DigestMismatch(StateroomError):
     """The bytes are not those that the digest was made of: damaged on the way, or changed meanwhile."""
 

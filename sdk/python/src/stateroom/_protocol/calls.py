@@ -307,13 +307,19 @@ def channel_history(
 
 
 def trajectory(
-    thread_id: str, namespace: str, checkpoint_id: str | None, after: str | None, accepts: str | None
+    thread_id: str,
+    namespace: str,
+    checkpoint_id: str | None,
+    after: str | None,
+    *,
+    view: str,
+    accepts: str | None,
 ) -> Call:
     """The call for the steps that led to a checkpoint, which is answered with lines."""
     return Call(
         method="POST",
         path=path("threads", ":", thread_id, "trajectory"),
-        query=(("namespace", namespace), ("checkpoint_id", checkpoint_id), ("after", after)),
+        query=(("namespace", namespace), ("checkpoint_id", checkpoint_id), ("after", after), ("view", view)),
         headers=_accepting(accepts),
         repeatable=True,
     )

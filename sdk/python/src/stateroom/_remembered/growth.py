@@ -119,6 +119,14 @@ def grown(channel: ChannelIn, before: Sent | None) -> Sent | None:
     return Sent(version, count, len(data) - start, digest.digest())
 
 
+def joined_lists(data: bytes, more: bytes) -> bytes | None:
+    """A MessagePack list with the elements of another one behind its own; ``None``: one of them is no list."""
+    first, second = _header(data), _header(more)
+    if first is None or second is None:
+        return None
+    return _write_header(first[0] + second[0]) + data[first[1] :] + more[second[1] :]
+
+
 def _header(data: bytes) -> tuple[int, int] | None:
     """How many elements a MessagePack list has, and where the first begins."""
     first = data[0] if data else 0

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypedDict
 from msgspec import UNSET
 
 from stateroom._protocol import calls
-from stateroom._protocol.core import Pinned, Steps
+from stateroom._protocol.core import Call, Pinned, Steps
 from stateroom._protocol.wire import (
     Changes,
     CheckpointWithState,
@@ -25,7 +25,9 @@ from stateroom._protocol.wire import (
     unset_if_none,
 )
 from stateroom._remembered.pieces import PieceCache, receiving_state, sending_state
+from stateroom._threads.fixtures import FixtureStep
 from stateroom._threads.plain import from_plain, result_type, state_from_plain, state_to_plain, to_plain
+from stateroom._threads.trajectories import Lines, TrajectoryStep
 from stateroom.errors import CheckpointNotFound, InvalidRequest, NotFound, OnceKeyReused
 from stateroom.schema import StateVersion, accepted
 from stateroom.types import CheckpointOptions, Head, ResolveArtifacts, SaveReceipt, StateT, Status, ThreadInfo
@@ -117,6 +119,16 @@ class ThreadSteps(Generic[StateT]):
     def head_id(self) -> str | None:
         """The head this object last loaded or saved; ``None`` when it found none or never looked."""
         return self._head_id
+
+    def _trajectory_call(self, lines: Lines[TrajectoryStep]) -> Call:
+        """The call for what has not come of a trajectory."""
+        place = self.thread_id, self.namespace, lines.checkpoint_id, lines.after
+        return calls.trajectory(*place, view="state", accepts=self._accepts)
+
+    def _fixture_call(self, lines: Lines[FixtureStep]) -> Call:
+        """The call for what has not come of a fixture."""
+        place = self.thread_id, self.namespace, lines.checkpoint_id, lines.after
+        return calls.trajectory(*place, view="channels", accepts=self._accepts)
 
     def _take_position(self, head_id: str | None, step: int | None) -> None:
         self._known = True

@@ -8,17 +8,18 @@ as data: nothing is imported and no object of the program is made. It sends noth
 import base64
 import binascii
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
 from stateroom.errors import GatewayUnavailable
 from stateroom.types import Model, PendingWrite, Status, Usage
 
-_FORMAT = "stateroom-trajectory/1"
+FORMAT = "stateroom-trajectory/1"
+View = Literal["state", "channels"]
 _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "function": "tool"}
 _CHAT_ROLES = frozenset({"user", "assistant", "system", "developer", "tool"})
 _DEPTH_MAX = 200
@@ -120,40 +121,72 @@ class TrajectoryStep(msgspec.Struct, kw_only=True):
     messages: list[Message] = []
 
 
-class _Begin(msgspec.Struct, tag_field="type", tag="begin"):
+class Begin(msgspec.Struct, tag_field="type", tag="begin", kw_only=True):
+    """The first line."""
+
     format: str
+    view: View
+    thread_id: str
+    namespace: str
     checkpoint_id: str
+    steps: int
+
+
+class End(msgspec.Struct, tag_field="type", tag="end", kw_only=True):
+    """The last line."""
+
+    checkpoint_id: str
+    status: Status | None
+    steps: int
 
 
 class _Step(TrajectoryStep, tag_field="type", tag="step"):
     pass
 
 
-class _End(msgspec.Struct, tag_field="type", tag="end"):
-    pass
+class StepLine(Protocol):
+    """A step as a line tells it."""
+
+    checkpoint_id: str
 
 
-_LINE = msgspec.json.Decoder(_Begin | _Step | _End)
+StepT = TypeVar("StepT", bound=StepLine)
+_LINE = msgspec.json.Decoder(Begin | _Step | End)
 
 
-class Lines:
+def step_lines(checkpoint_id: str | None, after: str | None) -> "Lines[TrajectoryStep]":
+    """Lines of a trajectory whose values are made readable; arguments as for ``Lines``."""
+    return Lines(_LINE, _readable_step, checkpoint_id, after)
+
+
+class Lines(Generic[StepT]):
     """A trajectory as it arrives, and how far it has come.
 
     Args:
+        decoder: Reads a line: ``Begin``, a step or ``End``.
+        finish: Makes of a step as it came what it is given as.
         checkpoint_id: The checkpoint that it leads to; ``None``: the newest, which the first line names.
         after: The last step that is there already.
     """
 
-    def __init__(self, checkpoint_id: str | None, after: str | None) -> None:
+    def __init__(
+        self,
+        decoder: "msgspec.json.Decoder[Any]",
+        finish: Callable[[Any], StepT],
+        checkpoint_id: str | None,
+        after: str | None,
+    ) -> None:
         self.checkpoint_id, self.after = checkpoint_id, after
+        self.begun: Begin | None = None
         self.is_complete = False
+        self._decoder, self._finish = decoder, finish
         self._parts: list[bytes] = []
 
     def begin(self) -> None:
         """Let go of half a line: another answer begins."""
         self._parts = []
 
-    def accept(self, piece: bytes) -> Iterator[TrajectoryStep]:
+    def accept(self, piece: bytes) -> Iterator[StepT]:
         """The steps that a piece of the answer completes.
 
         Raises:
@@ -169,20 +202,20 @@ class Lines:
         if rest:
             self._parts.append(rest)
 
-    def _read(self, line: bytes) -> TrajectoryStep | None:
+    def _read(self, line: bytes) -> StepT | None:
         try:
-            read = _LINE.decode(line)
+            read = self._decoder.decode(line)
         except msgspec.DecodeError:
             raise GatewayUnavailable("a line is no step of a trajectory", code="unexpected-answer") from None
-        if isinstance(read, _Begin):
-            if read.format != _FORMAT:
+        if isinstance(read, Begin):
+            if read.format != FORMAT:
                 raise GatewayUnavailable("the trajectory has a newer format", code="unexpected-answer")
-            self.checkpoint_id = read.checkpoint_id
+            self.begun, self.checkpoint_id = self.begun or read, read.checkpoint_id
             return None
-        if isinstance(read, _End):
+        if isinstance(read, End):
             self.is_complete = True
             return None
-        return _readable_step(read)
+        return self._finish(read)
 
 
 def _readable_step(read: TrajectoryStep) -> TrajectoryStep:
@@ -197,6 +230,15 @@ def _readable_step(read: TrajectoryStep) -> TrajectoryStep:
         if write.channel in read.delta_channels:
             read.messages += _messages(write.channel, write.value)
     return read
+
+
+def readable_msgpack(data: bytes) -> Any:
+    """A value that the serialiser wrote as MessagePack, as ``readable`` has it.
+
+    Raises:
+        ValueError: It is no MessagePack.
+    """
+    return _plain(msgspec.msgpack.decode(data), 0)
 
 
 def readable(value: Any, depth: int = 0) -> Any:

@@ -1,0 +1,432 @@
+"""Fixtures: the steps of a thread as a file, byte by byte as they are stored, and back into a thread.
+
+This module owns how such a file is read and written, how the channels of each step are put together from what steps
+changed, and how they are saved again. A fixture is a trajectory in the channels view, and nothing else: the line of
+checkpoints of one namespace, without branches that were left and without the content of artifacts. It sends nothing
+itself.
+"""
+
+import base64
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self, TypeVar
+
+import msgspec
+from msgspec import UNSET
+
+from stateroom._protocol import calls
+from stateroom._protocol.core import Pinned, Steps
+from stateroom._protocol.wire import ChannelIn, ChannelOut, SaveRequest, Version, WriteIn, WritesRequest
+from stateroom._remembered.growth import joined_lists
+from stateroom._remembered.pieces import PieceCache, large_leaves, sending
+from stateroom._threads.plain import RESERVED_PREFIX
+from stateroom._threads.trajectories import FORMAT, Begin, End, Lines, readable, readable_msgpack
+from stateroom.errors import ChannelUnchangedUnknown, FixtureUnreadable, ThreadExists
+from stateroom.types import Model, SaveReceipt, Status, Usage
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class ChannelChange(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What a step did to a channel.
+
+    Attributes:
+        kind: ``set``, ``append`` (``data`` is a list of the new elements), ``version`` (the value is the same, and its
+            version another one) or ``remove``.
+        version: The channel's version, as its adapter counts.
+        encoding: How ``data`` is serialised.
+        data: The bytes, as they are stored.
+    """
+
+    kind: Literal["set", "append", "version", "remove"]
+    version: Version | None = None
+    encoding: str = "msgpack"
+    data: bytes = b""
+
+
+class FixtureWrite(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A pending write of a step, as it is stored.
+
+    Attributes:
+        task_id: The task.
+        idx: Its position among the task's writes.
+        channel: The channel it is meant for.
+        task_path: Where the task stands in the agent's plan.
+        encoding: How ``data`` is serialised.
+        data: The bytes.
+        state_schema: Name of the schema that it is at, where that is not its step's.
+        state_version: The version that it is at, where that is not its step's.
+    """
+
+    task_id: str
+    idx: int
+    channel: str
+    task_path: str = ""
+    encoding: str = "msgpack"
+    data: bytes = b""
+    state_schema: str | None = None
+    state_version: int | None = None
+
+
+class FixtureStep(msgspec.Struct, kw_only=True, tag_field="type", tag="step"):
+    """A step: a checkpoint, what it changed in the one before, and all of its pending writes.
+
+    Attributes:
+        checkpoint_id: The checkpoint's id.
+        parent_id: The checkpoint it follows; ``None`` for the first.
+        step: The agent's step.
+        status: Its status.
+        created_at: When it was stored.
+        source: What made it, for example ``input``, ``loop``, ``update`` or ``fork``.
+        agent: The program's name.
+        run_id: The run that made it.
+        state_schema: Name of the state's schema.
+        state_version: Version of the state within its schema.
+        model: Which model produced the step, and its parameters.
+        usage: What the step consumed.
+        metadata: Whatever was saved with it.
+        delta_channels: Channels whose value is rebuilt from pending writes.
+        changes: What it changed, by channel, those of adapters (``~...``) included.
+        writes: Its pending writes.
+    """
+
+    checkpoint_id: str
+    parent_id: str | None
+    step: int
+    status: Status
+    created_at: datetime
+    source: str | None = None
+    agent: str | None = None
+    run_id: str | None = None
+    state_schema: str | None = None
+    state_version: int | None = None
+    model: Model | None = None
+    usage: Usage | None = None
+    metadata: dict[str, Any] = {}
+    delta_channels: list[str] = []
+    changes: dict[str, ChannelChange] = {}
+    writes: list[FixtureWrite] = []
+
+
+class LoadsFixtures(Protocol[R_co]):
+    """A thread that fixtures are loaded into: ``Thread``, or ``AsyncThread``, whose result is to be awaited."""
+
+    def load_fixture(self, fixture: "Fixture", /) -> R_co:
+        """Save the steps of a fixture."""
+
+
+_LINE = msgspec.json.Decoder(Begin | FixtureStep | End)
+
+
+def fixture_lines(checkpoint_id: str | None) -> Lines[FixtureStep]:
+    """The lines of a fixture as they arrive; arguments as for ``Lines``."""
+    return Lines(_LINE, lambda step: step, checkpoint_id, None)
+
+
+class Fixture:
+    """A thread as a file: what led to one of its checkpoints, byte by byte as it is stored, in clear.
+
+    Attributes:
+        thread_id: The thread it was made of.
+        namespace: The sub-agent's namespace it was made of; empty for the root.
+        steps: The steps, oldest first; at least one.
+    """
+
+    def __init__(self, begin: Begin, steps: list[FixtureStep]) -> None:
+        self.thread_id, self.namespace = begin.thread_id, begin.namespace
+        self.steps = steps
+
+    def __repr__(self) -> str:
+        return f"Fixture(thread_id={self.thread_id!r}, namespace={self.namespace!r}, steps={len(self.steps)})"
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Read a file.
+
+        Args:
+            path: The file.
+
+        Raises:
+            FixtureUnreadable: It is no fixture, only a part of one, or of a newer format.
+            OSError: The file cannot be read.
+        """
+        return cls.parse(Path(path).read_bytes())
+
+    @classmethod
+    def parse(cls, content: bytes) -> Self:
+        """Read the content of a file.
+
+        Args:
+            content: The lines.
+
+        Raises:
+            FixtureUnreadable: It is no fixture, only a part of one, or of a newer format.
+        """
+        read = [_read_line(line, number) for number, line in enumerate(content.splitlines(), start=1)]
+        match read:
+            case [Begin() as begin, *steps, End() as end]:
+                pass
+            case [Begin(), *_]:
+                raise FixtureUnreadable("it ends before its last line: it was cut off")
+            case _:
+                raise FixtureUnreadable("its first line is not that of a fixture")
+        if begin.format != FORMAT:
+            raise FixtureUnreadable("it has a format that this version of the SDK does not know")
+        if begin.view != "channels":
+            raise FixtureUnreadable("it is a trajectory without what is stored: make it with thread.fixture()")
+        kept = [each for each in steps if isinstance(each, FixtureStep)]
+        if not kept or not len(kept) == len(steps) == begin.steps == end.steps:
+            raise FixtureUnreadable("it has not the lines that it says")
+        made = cls(begin, kept)
+        for _ in made.checkpoints():  # whether the changes fit each other
+            pass
+        return made
+
+    def write(self, path: str | Path) -> None:
+        """Write the file, which holds everything in clear.
+
+        Args:
+            path: The file; one that is there is replaced.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        with Path(path).open("wb") as file:
+            file.writelines(self.lines())
+
+    def lines(self) -> Iterator[bytes]:
+        """The lines of the file."""
+        last, count = self.steps[-1], len(self.steps)
+        begin = Begin(
+            format=FORMAT,
+            view="channels",
+            thread_id=self.thread_id,
+            namespace=self.namespace,
+            checkpoint_id=last.checkpoint_id,
+            steps=count,
+        )
+        for line in (begin, *self.steps, End(checkpoint_id=last.checkpoint_id, status=last.status, steps=count)):
+            yield msgspec.json.encode(line) + b"\n"
+
+    def states(self) -> Iterator[tuple[FixtureStep, dict[str, Any]]]:
+        """Each step with the state it left, as plain data; objects of LangGraph as what they were made of."""
+        for step, channels in self.checkpoints():
+            yield step, plain_state(channels)
+
+    def checkpoints(self) -> Iterator[tuple[FixtureStep, dict[str, ChannelOut]]]:
+        """Each step with all of its channels, as they are stored.
+
+        Raises:
+            FixtureUnreadable: What a step changed does not fit the one before.
+        """
+        channels: dict[str, ChannelOut] = {}
+        parent_id = None
+        for step in self.steps:
+            if step.parent_id != parent_id:
+                raise FixtureUnreadable(f"step {step.checkpoint_id} does not follow the one before it")
+            parent_id = step.checkpoint_id
+            channels = dict(channels)
+            for name, change in step.changes.items():
+                _apply(channels, name, change, step)
+            yield step, channels
+
+    def load_into(self, thread: LoadsFixtures[R_co]) -> R_co:
+        """Save all steps into a thread that has none, with their own ids; doing it again changes nothing.
+
+        Args:
+            thread: The thread, which may belong to any gateway, tenant and subject; of an ``AsyncClient``, await what
+                is returned.
+
+        Returns:
+            How many steps were new there.
+
+        Raises:
+            ThreadExists: The thread has other checkpoints.
+            CheckpointExists: It has one of these, but with another content.
+        """
+        return thread.load_fixture(self)
+
+
+def _read_line(line: bytes, number: int) -> Begin | FixtureStep | End:
+    try:
+        read: Begin | FixtureStep | End = _LINE.decode(line)
+    except msgspec.DecodeError:
+        raise FixtureUnreadable(f"line {number} is none of a fixture, or damaged") from None
+    return read
+
+
+def _apply(channels: dict[str, ChannelOut], name: str, change: ChannelChange, step: FixtureStep) -> None:
+    """Change a channel as a step did."""
+    held = channels.get(name)
+    if change.kind == "set":
+        channels[name] = ChannelOut(version=change.version, encoding=change.encoding, data=change.data)
+        return
+    if held is not None and change.kind == "remove":
+        del channels[name]
+        return
+    if held is not None and change.kind == "version":
+        channels[name] = msgspec.structs.replace(held, version=change.version)
+        return
+    whole = None if held is None else joined_lists(held.data, change.data)
+    if held is None or whole is None or {held.encoding, change.encoding} != {"msgpack"}:
+        raise FixtureUnreadable(f"step {step.checkpoint_id} changes {name!r}, which was something else before it")
+    channels[name] = ChannelOut(version=change.version, encoding="msgpack", data=whole)
+
+
+def plain_state(channels: Mapping[str, ChannelOut]) -> dict[str, Any]:
+    """A state as plain data, without adapters' own channels.
+
+    Raises:
+        FixtureUnreadable: A channel is not what its encoding says.
+    """
+    own = {name: each for name, each in channels.items() if not name.startswith(RESERVED_PREFIX)}
+    return {name: plain_value(each) for name, each in own.items()}
+
+
+def plain_value(kept: ChannelOut | FixtureWrite) -> Any:
+    """A channel's or a pending write's value as plain data, as a trajectory tells it.
+
+    Raises:
+        FixtureUnreadable: It is not what its encoding says.
+    """
+    try:
+        if kept.encoding == "msgpack":
+            return readable_msgpack(kept.data)
+        if kept.encoding == "json":
+            return readable(msgspec.json.decode(kept.data))
+    except (ValueError, RecursionError):
+        raise FixtureUnreadable(f"a value is no {kept.encoding}") from None
+    if kept.encoding == "null":
+        return None
+    text = base64.b64encode(kept.data).decode()
+    return {"$bytes": text} if kept.encoding in {"bytes", "bytearray"} else {"$encoded": [kept.encoding, text]}
+
+
+# Steps without I/O
+
+
+def loading(fixture: Fixture, thread_id: str, namespace: str, pieces: PieceCache, pinned: Pinned) -> Steps[int]:
+    """Save the steps of a fixture into a thread; returns how many were new.
+
+    The pending writes of a step go before its checkpoint, so that where that is, they are.
+
+    Args:
+        fixture: The fixture.
+        thread_id: The thread.
+        namespace: The sub-agent's namespace.
+        pieces: What is remembered of large leaves.
+        pinned: For whom.
+
+    Raises:
+        ThreadExists: The thread has other checkpoints.
+    """
+    there = yield from _ids(thread_id, namespace)
+    if there and fixture.steps[0].checkpoint_id not in there:
+        raise ThreadExists("the thread has other checkpoints than the fixture: load it into one that has none")
+    created = 0
+    before: dict[str, ChannelOut] = {}
+    for step, channels in fixture.checkpoints():
+        if step.checkpoint_id not in there:
+            for task in _tasks(step, namespace):
+                yield from _write(thread_id, step.checkpoint_id, task, pieces, pinned)
+        request = _request(step, namespace)
+        is_first = step.parent_id is None and not there
+        try:
+            request.channels = _changed(step, channels, before)
+            receipt = yield from _save(thread_id, request, pieces, pinned, is_first=is_first)
+        except ChannelUnchangedUnknown:  # where a state version's JSON Schema wants whole values
+            request.channels = _whole(channels)
+            receipt = yield from _save(thread_id, request, pieces, pinned, is_first=is_first)
+        created += receipt.created
+        before = channels
+    return created
+
+
+def _ids(thread_id: str, namespace: str) -> Steps[set[str]]:
+    """The checkpoints that a thread has."""
+    selection, found, cursor = calls.Selection(thread_id=thread_id, namespace=namespace), set[str](), None
+    while True:
+        page = yield from calls.list_infos(selection, calls.PAGE_MAX, cursor)
+        found.update(each.checkpoint_id for each in page.items)
+        cursor = page.next_cursor
+        if cursor is None:
+            return found
+
+
+def _request(step: FixtureStep, namespace: str) -> SaveRequest:
+    return SaveRequest(
+        checkpoint_id=step.checkpoint_id,
+        parent_id=step.parent_id,
+        namespace=namespace,
+        status=step.status,
+        step=step.step,
+        source=step.source,
+        agent=step.agent,
+        run_id=step.run_id,
+        model=step.model,
+        usage=step.usage,
+        metadata=step.metadata,
+        state_schema=step.state_schema,
+        state_version=step.state_version,
+        delta_channels=step.delta_channels,
+    )
+
+
+def _whole(channels: Mapping[str, ChannelOut]) -> dict[str, ChannelIn]:
+    return {
+        name: ChannelIn(version=each.version, encoding=each.encoding, data=each.data) for name, each in channels.items()
+    }
+
+
+def _changed(
+    step: FixtureStep, channels: Mapping[str, ChannelOut], before: Mapping[str, ChannelOut]
+) -> dict[str, ChannelIn]:
+    """The channels of a save, without what the parent has of those that have versions."""
+    sent = _whole(channels)
+    for name, channel in sent.items():
+        held, change = before.get(name), step.changes.get(name)
+        if held is None or held.version is None or channel.version is None:
+            continue
+        if change is None:
+            channel.data = UNSET
+        elif change.kind == "append" and not large_leaves(change.data):
+            channel.data, channel.append_to = change.data, held.version
+    return sent
+
+
+def _save(
+    thread_id: str, request: SaveRequest, pieces: PieceCache, pinned: Pinned, *, is_first: bool
+) -> Steps[SaveReceipt]:
+    values = list(request.channels.values()) if isinstance(request.channels, dict) else []
+    return sending(pieces, pinned, thread_id, values, lambda: calls.save(thread_id, request, if_new=is_first))
+
+
+def _tasks(step: FixtureStep, namespace: str) -> Iterator[tuple[str, WritesRequest]]:
+    """The pending writes of a step, by task."""
+    tasks: dict[tuple[str, str, str | None, int | None], list[WriteIn]] = {}
+    for each in step.writes:
+        task = each.task_id, each.task_path, each.state_schema, each.state_version
+        write = WriteIn(channel=each.channel, idx=each.idx, encoding=each.encoding, data=each.data)
+        tasks.setdefault(task, []).append(write)
+    for (task_id, task_path, state_schema, state_version), writes in tasks.items():
+        yield (
+            task_id,
+            WritesRequest(
+                writes=writes,
+                namespace=namespace,
+                task_path=task_path,
+                # Their checkpoint, which says what they are at otherwise, is not there yet.
+                state_schema=state_schema or step.state_schema,
+                state_version=state_version or step.state_version,
+            ),
+        )
+
+
+def _write(
+    thread_id: str, checkpoint_id: str, task: tuple[str, WritesRequest], pieces: PieceCache, pinned: Pinned
+) -> Steps[None]:
+    task_id, request = task
+    yield from sending(
+        pieces, pinned, thread_id, request.writes, lambda: calls.write(thread_id, checkpoint_id, task_id, request)
+    )
