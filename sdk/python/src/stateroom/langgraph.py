@@ -33,6 +33,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 from msgspec import UNSET
 
+from stateroom._langgraph.answers import Answers, model_of, usage_of
 from stateroom._langgraph.columns import Place, graph_name, is_step, name_of, word_of
 from stateroom._langgraph.connections import Connections
 from stateroom._langgraph.field_types import with_field_types
@@ -158,6 +159,11 @@ class StateroomSaver(BaseCheckpointSaver[str]):
     channels were rebuilt from last stays in memory, 32 MiB of it at most, and only what came since is asked for, along
     with the head.
 
+    A step's model and usage are what the messages of models say that it adds to lists and delta channels:
+    ``response_metadata`` names the model and may say its parameters (else ``ls_temperature``, ``ls_top_p`` and
+    ``ls_seed`` of the config's metadata), ``usage_metadata`` counts tokens, which are summed. Nothing is said where
+    messages name several models, or where it is not certain what is new.
+
     Status is derived: an ``__error__`` write marks the checkpoint ``failed``, an ``__interrupt__`` write
     ``waiting``.
 
@@ -192,6 +198,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         self._pieces = PieceCache()
         self._growth = Growth()
         self._histories = Histories()
+        self._answers = Answers()
         timeouts, token_store = options.get("timeouts"), options.get("token_store")
         transport, async_transport = options.get("transport"), options.get("async_transport")
         self._connections = Connections(
@@ -541,6 +548,8 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         if loaded is None:
             return None
         completed = yield from self._completed(loaded, pinned)
+        source = completed.metadata.get("source")
+        self._answers.note(remembered, loaded.checkpoint_id, completed.checkpoint["channel_values"], source)
         if isinstance(loaded.history, ChannelHistories):
             self._histories.keep(remembered, joined(before, loaded.history), loaded.checkpoint_id)
         return completed
@@ -594,6 +603,10 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         remembered = place_of(pinned, place.thread_id, place.namespace)
         before = self._growth.at(remembered, place.checkpoint_id)
         lists = _leave_out(channels, before)
+        # Of what a caller hands in or corrects, no model answered anything in this step.
+        is_made = source == "loop"
+        answers = self._answers.added(remembered, place.checkpoint_id, checkpoint, new_versions) if is_made else []
+        self._answers.note(remembered, checkpoint["id"], checkpoint["channel_values"], source)
         request = SaveRequest(
             channels=channels,
             checkpoint_id=checkpoint["id"],
@@ -603,6 +616,8 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             source=word_of(source),
             run_id=name_of(kept.get("run_id")),
             agent=name_of(self._agent) or graph_name(config),
+            model=model_of(answers, config.get("metadata") or {}),
+            usage=usage_of(answers),
             metadata=kept,
             state_schema=None if version is None else version.schema,
             state_version=None if version is None else version.number,
@@ -681,6 +696,8 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         place = Place.of(config)
         if place.checkpoint_id is None:
             raise ValueError("pending writes need a checkpoint_id in the config")
+        remembered = place_of(pinned, place.thread_id, place.namespace)
+        self._answers.note_writes(remembered, place.checkpoint_id, task_id, writes)
         # By index, because of two special writes in one call the later one counts.
         by_idx: dict[int, WriteIn] = {}
         for position, (channel, value) in enumerate(writes):
