@@ -8,7 +8,7 @@ import rich_click as click
 from rich_click.utils import CommandGroupDict
 
 from gateway.cli import completion
-from gateway.cli.local import collection, running, upgrade, waiting
+from gateway.cli.local import collection, replay, running, upgrade, waiting
 from gateway.cli.remote import archive, artifacts, checkpoints, keys, retention, threads, transfer, verification
 from gateway.cli.remote.administration import api_keys, audit, break_glass, tenants
 from gateway.cli.remote.schemas import save_policies, states
@@ -42,6 +42,7 @@ COMMAND_GROUPS: list[CommandGroupDict] = [
             "accept-unbound-import",
         ],
     },
+    {"name": "Test an agent", "commands": ["replay"]},
     {"name": "In your shell", "commands": ["completion"]},
 ]
 EPILOGUE = (
@@ -80,7 +81,7 @@ def commands() -> None:
 
 for _module in (
     running, collection, tenants, api_keys, threads, checkpoints, archive, artifacts, audit, verification, states, keys,
-    break_glass, transfer, retention, save_policies, completion,
+    break_glass, transfer, retention, save_policies, replay, completion,
 ):  # fmt: skip
     for _command in _module.COMMANDS:
         commands.add_command(_command)

@@ -288,14 +288,15 @@ def _plain(value: Any, depth: int) -> Any:
 
 
 def _messages(channel: str, value: Any) -> Iterator[Message]:
+    """The messages in a value that is one, or a list of some."""
     for each in value if isinstance(value, list) else [value]:
         if isinstance(each, Mapping):
-            message = _message(channel, each)
+            message = message_of(channel, each)
             if message is not None:
                 yield message
 
 
-def _message(channel: str, value: Mapping[str, Any]) -> Message | None:
+def message_of(channel: str, value: Mapping[str, Any]) -> Message | None:
     """A message as OpenAI's or LangChain's programs write them; ``None``: it is none."""
     role, kind = value.get("role"), value.get("type")
     if "content" not in value:
