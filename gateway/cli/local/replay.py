@@ -79,9 +79,11 @@ def _report(fixture: Path, named: str, steps: Sequence[str], *, is_graph: bool) 
         if not is_graph:
             return check_run(read, program, steps)
         try:
-            from stateroom.testing.graphs import check_graph
+            from stateroom.testing.graphs import Graph, check_graph
         except ModuleNotFoundError as error:
             raise Failure("LangGraph is not installed", detail=str(error), exit_code=ExitCode.USAGE) from None
+        if not isinstance(program, Graph):
+            raise Failure(f"{named} is no compiled graph", exit_code=ExitCode.USAGE)
         return check_graph(read, program, steps)
     except StateroomError as error:
         raise Failure("The fixture cannot be used", detail=error.detail, exit_code=ExitCode.USAGE) from None

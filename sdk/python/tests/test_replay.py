@@ -155,7 +155,14 @@ def test_the_hash_of_a_prompt_never_changes():
     assert prompt_hash("2+2?") == "ab8c9f78ab2d809091a677f59ea526b36cfafb12c2030216852000e154667741"
 
 
-@pytest.mark.parametrize("value", [float("nan"), ["\ud800"]])
-def test_what_json_cannot_say_has_no_hash(value):
-    with pytest.raises(ValueError):  # noqa: PT011 - whatever the encoder says
-        prompt_hash(value)
+def test_a_text_that_is_no_unicode_has_no_hash():
+    with pytest.raises(UnicodeEncodeError):
+        prompt_hash(["\ud800"])
+
+
+def test_bytes_and_odd_numbers_are_compared_as_a_fixture_has_them():
+    packed = {"raw": b"!", "odd": float("nan"), "many": [float("-inf")]}
+    report = check_run(fixture_of({"state": {}}, {"state": packed}), lambda _: {"state": packed})
+    assert report.outcome == "same"
+    told = {each.what: each.now for each in report.steps[1].comparisons}
+    assert (told["result.raw"], told["result.odd"]) == ({"$bytes": "IQ=="}, {"$float": "nan"})

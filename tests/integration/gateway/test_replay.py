@@ -2,13 +2,16 @@
 
 import json
 import textwrap
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
+import msgspec
 import pytest
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langgraph.channels.delta import DeltaChannel
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph, add_messages
 from langgraph.types import Command, Send, interrupt
 
@@ -172,6 +175,37 @@ def test_tasks_side_by_side_and_corrections_by_a_caller_are_run_as_they_were(ten
     assert drift(check_graph(fixture, graph_on(None, more=1))).keys() == {"result.total"}
 
 
+@dataclass
+class Place:
+    city: str
+
+
+class Trip(TypedDict):
+    place: Place
+
+
+def test_types_of_the_graphs_state_are_rebuilt_and_no_other_that_a_file_names(tenant, fixture, tmp_path):
+    def graph_on(saver, seen):
+        graph = StateGraph(Trip)
+        graph.add_node("note", lambda state: seen.append(state["place"]) or {"place": Place(state["place"].city + "!")})
+        graph.add_edge(START, "note")
+        return graph.compile(checkpointer=saver)
+
+    with StateroomSaver(tenant.url, tenant.api_key, subject=SUBJECT, allowed_msgpack_modules=[Place]) as saver:
+        graph_on(saver, []).invoke({"place": Place("Oslo")}, {"configurable": {"thread_id": "typed"}})
+    with stateroom.Client(tenant.url, tenant.api_key, subject=SUBJECT) as client:
+        typed = client.thread("typed").fixture()
+    for saver in (None, InMemorySaver()):
+        seen = []
+        assert check_graph(typed, graph_on(saver, seen)).outcome == "same"
+        assert seen == [Place("Oslo")]
+    made = tmp_path / "made"
+    harmful = msgspec.msgpack.encode([msgspec.msgpack.Ext(1, msgspec.msgpack.encode(["os", "mkdir", [str(made)]]))])
+    fixture.steps[1].changes["messages"].data = harmful
+    check_graph(fixture, Nodes().graph(InMemorySaver()))
+    assert not made.exists()
+
+
 def extended_numbers(held: list[int], more: list[int]) -> list[int]:
     return [*(held or []), *more]
 
@@ -251,6 +285,7 @@ def test_the_command_says_what_drifted_by_its_exit_code(program, monkeypatch, ca
         (["--run", "nothing_there:f"], "cannot be imported"),
         (["--run", "json:nothing"], "cannot be imported"),
         (["--run", "json"], "is not MODULE:NAME"),
+        (["--graph", "json:dumps"], "is no compiled graph"),
         ([], "--graph or --run"),
         (["--run", "json:dumps", "--graph", "json:dumps"], "--graph or --run"),
         (["--run", "json:dumps", "--step", "c9"], "cannot be used"),

@@ -5,8 +5,10 @@ content, a name, the tools that are called with which arguments. Ids and what pr
 said the same, so they are left out.
 """
 
+import base64
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +31,7 @@ def prompt_hash(messages: Any) -> str:
 
     Raises:
         InvalidRequest: It has no plain form.
-        ValueError: It holds a number that JSON does not have, or a text that is no Unicode.
+        ValueError: It holds a text that is no Unicode.
     """
     return hashlib.sha256(canonical(comparable(messages))).hexdigest()
 
@@ -38,13 +40,13 @@ def canonical(value: Any) -> bytes:
     """A plain value as canonical JSON.
 
     Raises:
-        ValueError: It holds a number that JSON does not have, or a text that is no Unicode.
+        ValueError: It holds a text that is no Unicode.
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def comparable(value: Any) -> Any:
-    """A value as it is compared.
+    """A value as it is compared, which is as trajectories tell values but for messages.
 
     Raises:
         InvalidRequest: It has no plain form.
@@ -54,12 +56,16 @@ def comparable(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
     if callable(dump):  # a message of LangChain's, or another model of pydantic's
         value = dump()
-    if not isinstance(value, Mapping):
-        return to_plain(value)
-    message = message_of("", value)
-    if message is not None:
-        return _said(message)
-    return {str(name): comparable(each) for name, each in value.items()}
+    if isinstance(value, Mapping):
+        message = message_of("", value)
+        return {str(name): comparable(each) for name, each in value.items()} if message is None else _said(message)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": str(value)}
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    return comparable(to_plain(value))
 
 
 def _said(message: Message) -> dict[str, Any]:

@@ -14,16 +14,18 @@ from typing import Any, Protocol, cast, runtime_checkable
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import RESUME
 
 from stateroom._langgraph.answers import Answers, model_of
+from stateroom._langgraph.field_types import with_field_types
 from stateroom._langgraph.values import Values
 from stateroom._protocol.wire import ChannelOut, CheckpointWithChannels, SerialisedWrite
 from stateroom._threads.fixtures import Fixture, FixtureStep, FixtureWrite, plain_state, plain_value
+from stateroom.langgraph import StateroomSaver
 from stateroom.testing.comparing import prompt_hash
 from stateroom.testing.replay import Case, Made, NotEndedError, Report, check
 
@@ -51,14 +53,14 @@ def check_graph(fixture: Fixture, graph: Graph, steps: Collection[str] = ()) -> 
 
     Args:
         fixture: The fixture of a thread that ``StateroomSaver`` saved.
-        graph: The graph. Values are read by its own saver's serialiser, where it has one.
+        graph: The graph. Values are read by the serialiser of its own ``StateroomSaver``; where it has another saver or
+            none, only the types in fields of its state are rebuilt, beside those that LangGraph calls safe.
         steps: Ids of checkpoints; none: all that can be run.
 
     Raises:
         CheckpointNotFound: The fixture has no such step.
     """
-    own = graph.checkpointer.serde if isinstance(graph.checkpointer, BaseCheckpointSaver) else None
-    serde = own or JsonPlusSerializer()
+    serde = _serde_of(graph)
     values = Values(serde, is_own=isinstance(serde, JsonPlusSerializer))
 
     def run(case: Case) -> Made:
@@ -71,6 +73,14 @@ def check_graph(fixture: Fixture, graph: Graph, steps: Collection[str] = ()) -> 
         return _made(saver, serde, before, asked)
 
     return check(fixture, run, _recorded, steps)
+
+
+def _serde_of(graph: Graph) -> SerializerProtocol:
+    """What reads the values of a fixture, which may come from anywhere: it must make no object that a file names."""
+    if isinstance(graph.checkpointer, StateroomSaver):
+        return graph.checkpointer.serde
+    schemas = getattr(getattr(graph, "builder", None), "schemas", {})
+    return JsonPlusSerializer(allowed_msgpack_modules=with_field_types([*schemas]) or None)
 
 
 def _recorded(case: Case) -> dict[str, Any]:
