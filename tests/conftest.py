@@ -46,7 +46,8 @@ def pytest_sessionstart(session):
     if worker is None or session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         return
     root = session.config.rootpath
-    files = sorted(path for place in ("tests", "sdk/python/tests") for path in (root / place).rglob("test_*.py"))
+    places = session.config.getini("testpaths")
+    files = sorted(path for place in places for path in (root / place).rglob("test_*.py"))
     begin = len(files) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
     for path in files[begin:] + files[:begin]:
         importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
