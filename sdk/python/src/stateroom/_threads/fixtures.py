@@ -8,7 +8,6 @@ itself.
 
 import base64
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, TypeVar
 
@@ -21,9 +20,9 @@ from stateroom._protocol.wire import ChannelIn, ChannelOut, SaveRequest, Version
 from stateroom._remembered.growth import joined_lists
 from stateroom._remembered.pieces import PieceCache, large_leaves, sending
 from stateroom._threads.plain import RESERVED_PREFIX
-from stateroom._threads.trajectories import FORMAT, Begin, End, Lines, readable, readable_msgpack
+from stateroom._threads.trajectories import FORMAT, Begin, End, Lines, RecordedStep, readable, readable_msgpack
 from stateroom.errors import ChannelUnchangedUnknown, FixtureUnreadable, ThreadExists
-from stateroom.types import Model, SaveReceipt, Status, Usage
+from stateroom.types import SaveReceipt
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -69,44 +68,18 @@ class FixtureWrite(msgspec.Struct, kw_only=True, omit_defaults=True):
     state_version: int | None = None
 
 
-class FixtureStep(msgspec.Struct, kw_only=True, tag_field="type", tag="step"):
+class FixtureStep(RecordedStep, kw_only=True, tag_field="type", tag="step"):
     """A step: a checkpoint, what it changed in the one before, and all of its pending writes.
 
+    The other attributes are those of a ``RecordedStep``.
+
     Attributes:
-        checkpoint_id: The checkpoint's id.
-        parent_id: The checkpoint it follows; ``None`` for the first.
-        step: The agent's step.
-        status: Its status.
-        created_at: When it was stored.
-        source: What made it, for example ``input``, ``loop``, ``update`` or ``fork``.
-        agent: The program's name.
-        run_id: The run that made it.
-        state_schema: Name of the state's schema.
-        state_version: Version of the state within its schema.
-        model: Which model produced the step, and its parameters.
-        usage: What the step consumed.
-        metadata: Whatever was saved with it.
-        delta_channels: Channels whose value is rebuilt from pending writes.
         changes: What it changed, by channel, those of adapters (``~...``) included.
         writes: Its pending writes.
     """
 
-    checkpoint_id: str
-    parent_id: str | None
-    step: int
-    status: Status
-    created_at: datetime
-    source: str | None = None
-    agent: str | None = None
-    run_id: str | None = None
-    state_schema: str | None = None
-    state_version: int | None = None
-    model: Model | None = None
-    usage: Usage | None = None
-    metadata: dict[str, Any] = {}
-    delta_channels: list[str] = []
-    changes: dict[str, ChannelChange] = {}
-    writes: list[FixtureWrite] = []
+    changes: dict[str, ChannelChange] = msgspec.field(default_factory=dict)
+    writes: list[FixtureWrite] = msgspec.field(default_factory=list)
 
 
 class LoadsFixtures(Protocol[R_co]):

@@ -78,8 +78,8 @@ class TrajectoryChange(msgspec.Struct, kw_only=True):
     value: Any = None
 
 
-class TrajectoryStep(msgspec.Struct, kw_only=True):
-    """A step: a checkpoint, and what it changed in the one before.
+class RecordedStep(msgspec.Struct, kw_only=True):
+    """A checkpoint as a step of a trajectory or a fixture.
 
     Attributes:
         checkpoint_id: The checkpoint's id; ``trajectory(after=...)`` goes on behind it.
@@ -96,10 +96,6 @@ class TrajectoryStep(msgspec.Struct, kw_only=True):
         usage: What the step consumed.
         metadata: Whatever was saved with it.
         delta_channels: Channels whose value is rebuilt from pending writes, and which are in no change.
-        changes: What it changed, by channel.
-        writes: What tasks wrote after it that the next step does not show: interrupts, resumes, errors, writes to delta
-            channels; of the last step all.
-        messages: The messages among its changes, and among its writes to delta channels.
     """
 
     checkpoint_id: str
@@ -116,6 +112,20 @@ class TrajectoryStep(msgspec.Struct, kw_only=True):
     usage: Usage | None = None
     metadata: dict[str, Any] = {}
     delta_channels: list[str] = []
+
+
+class TrajectoryStep(RecordedStep, kw_only=True):
+    """A step: a checkpoint, and what it changed in the one before.
+
+    The other attributes are those of a ``RecordedStep``.
+
+    Attributes:
+        changes: What it changed, by channel.
+        writes: What tasks wrote after it that the next step does not show: interrupts, resumes, errors, writes to delta
+            channels; of the last step all.
+        messages: The messages among its changes, and among its writes to delta channels.
+    """
+
     changes: dict[str, TrajectoryChange] = {}
     writes: list[PendingWrite] = []
     messages: list[Message] = []
