@@ -16,7 +16,7 @@ from gateway.admission import limits
 from gateway.wire.problems import Fault, Problem
 from migrations.state import errors as state_errors
 from storage import errors as storage_errors
-from storage.access.strictness import AgentUnsure
+from storage.access.save_rules import AgentUnsure
 from storage.blobs.store import (
     BlobExists,
     BlobFrozen,

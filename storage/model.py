@@ -169,11 +169,36 @@ class Compaction:
     idempotency: Idempotency | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SaveRule:
+    """What one save policy says; None: nothing of that.
+
+    Attributes:
+        strict: Whether saves must name the head they follow.
+        compact_elements: Lists with more elements need compaction.
+        compact_bytes: Lists with more bytes do.
+    """
+
+    strict: bool | None = None
+    compact_elements: int | None = None
+    compact_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LongList:
+    """A list channel that is longer than a save policy wants it; ``size`` None: nobody counted all of its bytes."""
+
+    channel: str
+    elements: int
+    size: int | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
     """A durable checkpoint. ``created`` False: the same save had been stored before.
 
-    ``token`` is what the client may keep to notice a rollback; empty in receipts of before it existed.
+    ``token`` is what the client may keep to notice a rollback; empty in receipts of before it existed. Receipts do not
+    have what ``needs_compaction``, either.
     """
 
     thread_id: str
@@ -187,6 +212,7 @@ class Saved:
     created: bool
     head_id: str
     token: str = ""
+    needs_compaction: tuple[LongList, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,6 +91,36 @@ class ByteSize(click.ParamType[Any]):
             self.fail(f"{value!r} is no size such as 10GiB, 500MB or 1048576, below 8EiB, nor none", param, ctx)
 
 
+class OrNone(click.ParamType[Any]):
+    """A value that is a whole number once it is read, or ``none``.
+
+    Args:
+        name: The name in the help.
+        read: Reads the text in lower case; None: it is no such value.
+        wanted: The kind of value, as a refusal names it.
+    """
+
+    def __init__(self, name: str, read: Callable[[str], int | None], wanted: str) -> None:
+        self.name = name
+        self._read = read
+        self._wanted = wanted
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | Literal["none"]:
+        """Return the number that ``value`` names, or ``none``."""
+        if isinstance(value, int):
+            return value
+        text = value.strip().lower()
+        if text == "none":
+            return "none"
+        number = self._read(text)
+        if number is None:
+            self.fail(f"{value!r} is no {self._wanted}, nor none", param, ctx)
+        return number
+
+
+COUNT = OrNone("count", lambda text: int(text) if text.isdecimal() else None, "whole number")
+
+
 def gathered(name: str, shape: type[Any], *options: Callable[..., Any], **fixed: Any) -> Callable[[Command], Command]:
     """Give a command several options as one value.
 

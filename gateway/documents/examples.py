@@ -148,8 +148,8 @@ _RETENTION = {
     "damaged": [], "updated_at": _CREATED,
 }  # fmt: skip
 _SAVE_POLICIES = {
-    "agent": "travel", "policy": {"strict": True}, "strict": True, "agents": ["travel"], "damaged": [],
-    "updated_at": _CREATED,
+    "agent": "travel", "policy": {"strict": True, "compact_elements": 500}, "strict": True, "compact_elements": 500,
+    "compact_bytes": None, "agents": ["travel"], "damaged": [], "updated_at": _CREATED,
 }  # fmt: skip
 _THREAD_RETENTION = {
     "thread_id": "trip-7", "policy": {"legal_hold": True}, "effective": {**_EFFECTIVE, "legal_hold": True},
@@ -221,7 +221,7 @@ BODIES: dict[str, Any] = {
     "decrypt": {"subject_id": "user-42", "thread_id": "trip-7", "reason": "Incident 311: the agent repeats a booking"},
     "put_retention": _POLICY,
     "put_thread_retention": {"legal_hold": True},
-    "put_save_policy": {"strict": True},
+    "put_save_policy": {"strict": True, "compact_elements": 500},
     "put_retention_ceilings": _CEILINGS,
     "put_state_schema_version": {
         "label": "2.0.0", "ephemeral": ["scratch"], "searchable": ["channel"], "up": _UP, "down": _DOWN,

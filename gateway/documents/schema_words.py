@@ -70,7 +70,7 @@ TAGS: dict[str, str] = {
     "keys": "Rotation and shredding of keys; jobs.",
     "decrypt": "Break-glass reading by operators, on the record.",
     "retention": "How long threads are kept; legal holds.",
-    "save_policies": "Which saves must name the head they follow.",
+    "save_policies": "Which saves must name the head they follow, and when lists need compaction.",
     "state_schemas": "Versions of agents' state, and migrations.",
     "transfer": "Export and import.",
     "trajectories": "Threads in clear, step by step.",

@@ -93,8 +93,22 @@ class SaveRequest(Request):
     fork: bool = False
 
 
-class SaveReceipt(Response):
-    """A checkpoint is durable. ``created`` is false when the same save had been stored before."""
+class LongList(Response):
+    """A list channel of a new checkpoint that is longer than a save policy wants it.
+
+    ``bytes`` are those of the list as MessagePack, large leaves included; null: an older release saved parts of it.
+    """
+
+    channel: str
+    elements: int
+    bytes: int | None
+
+
+class SaveReceipt(Response, omit_defaults=True):
+    """A checkpoint is durable. ``created`` is false when the same save had been stored before.
+
+    ``needs_compaction`` is there when a save policy says of lists that they are long. A repeated answer is without.
+    """
 
     thread_id: str
     namespace: str
@@ -105,6 +119,7 @@ class SaveReceipt(Response):
     sequence: int
     created_at: datetime
     created: bool
+    needs_compaction: list[LongList] = []
 
 
 class ChannelOut(Response):

@@ -129,16 +129,23 @@ class Retention(Response):
 
 
 class SavePolicy(Request, omit_defaults=True):
-    """Whether a save must name the head it follows; absent or null: nothing is said here."""
+    """What is asked of saves; absent or null: nothing is said here.
+
+    ``strict``: whether a save must name the head it follows. ``compact_elements`` and ``compact_bytes``: a save whose
+    answer is the newest checkpoint is told in ``needs_compaction`` of lists that have more.
+    """
 
     strict: bool | None = None
+    compact_elements: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    compact_bytes: Annotated[int, Meta(ge=1, le=2**53 - 1)] | None = None
 
 
 class SavePolicies(Response):
     """What is said for all saves of the tenant, or for those of ``agent``, and what that comes to.
 
     ``strict`` is what holds: an agent's policy counts before the tenant's; null: something damaged decides, and a save
-    that names no head is refused as ``integrity-failure``. ``agents`` are those that have a policy of their own;
+    that names no head is refused as ``integrity-failure``. ``compact_elements`` and ``compact_bytes`` are what holds
+    likewise; null: nothing. ``agents`` are those that have a policy of their own;
     ``updated_at`` null: nothing is said here. ``damaged`` are those whose policy was written or edited outside
     the gateway; null among them is the tenant. A PUT supersedes one.
     """
@@ -146,6 +153,8 @@ class SavePolicies(Response):
     agent: str | None
     policy: SavePolicy
     strict: bool | None
+    compact_elements: int | None
+    compact_bytes: int | None
     agents: list[str]
     damaged: list[str | None]
     updated_at: datetime | None

@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 
 from crypto import Sealer
-from storage.access.strictness import Strictness
+from storage.access.save_rules import SaveRules
 from storage.concurrency.queues import FairQueue
 from storage.errors import Unavailable
 from storage.format.chain import HeadSeal, LiveSet, ThreadSeal
@@ -60,7 +60,7 @@ class RememberedHead(msgspec.Struct, frozen=True):
         thread_seal: The stored bytes of `thread`.
         thread: What they say.
         strict: Whether a save must say what it stands on.
-        strictness: Whether save policies ask for that.
+        rules: What save policies say.
         head_id: The namespace's head.
         head_seal: The stored bytes of `head`.
         head: What they say.
@@ -76,7 +76,7 @@ class RememberedHead(msgspec.Struct, frozen=True):
     thread_seal: bytes
     thread: ThreadSeal
     strict: bool
-    strictness: Strictness
+    rules: SaveRules
     head_id: str
     head_seal: bytes
     head: HeadSeal

@@ -20,7 +20,7 @@ from storage.access.head_anchors import HeadAnchors
 from storage.access.offload import Offload
 from storage.access.remembered import RememberedHeads
 from storage.access.row_quotas import RowQuotas
-from storage.access.strictness import ControlKeyNeeded
+from storage.access.save_rules import ControlKeyNeeded
 from storage.clock import Clock
 from storage.control.rows import ControlRows
 from storage.errors import (

@@ -19,7 +19,8 @@ from crypto import Sealer
 from storage.access.access import Access
 from storage.access.completeness import RowSeals, check_absent
 from storage.access.idempotency import replayed
-from storage.access.strictness import Strictness, precondition_required
+from storage.access.save_rules import SaveRules, precondition_required
+from storage.checkpoints.composing import list_length
 from storage.checkpoints.reading import one, read_pieces
 from storage.checkpoints.states import States
 from storage.errors import (
@@ -46,7 +47,6 @@ from storage.format.pieces import (
     element_bounds,
     join_holed,
     list_bounds,
-    list_count,
     list_header,
     piece_ids_of,
     read_composite,
@@ -165,10 +165,9 @@ class Compacting:
             if row.tier != "hot":
                 raise ThreadArchived(thread_id)
             policies = await transaction.fetch_only(sql.POLICIES_OF, agent_before=row.agent, agent=compaction.agent)
-            strictness = Strictness.read(self._access.control, scope.tenant_id, policies)
-            base, sequence = await _stand(snapshot, sealer, compaction, strict=row.strict, strictness=strictness)
-            held = _list_of(base, compaction.channel)
-            count = _count(held)
+            rules = SaveRules.read(self._access.control, scope.tenant_id, policies)
+            base, sequence = await _stand(snapshot, sealer, compaction, strict=row.strict, rules=rules)
+            held, count = _list_of(base, compaction.channel)
             newest_count = min(compaction.keep_last, count)
             if newest_count == count and not compaction.summary:
                 return _Base(base, sequence, None, count)
@@ -240,7 +239,7 @@ async def _stand(
     compaction: Compaction,
     *,
     strict: bool,
-    strictness: Strictness,
+    rules: SaveRules,
 ) -> tuple[OpenedCheckpoint, int | None]:
     """The head and its sequence; or, of a compaction that is stored under its id, what it was made of, and None."""
     namespace = compaction.namespace
@@ -257,26 +256,26 @@ async def _stand(
     seals = RowSeals.open(sealer, compaction.thread_id, namespace, found)
     if found.checkpoint is None:
         raise IntegrityFailure("the head's checkpoint is missing")
-    _check_believed(compaction, seals.head_id, strictness, strict=strict)
+    _check_believed(compaction, seals.head_id, rules, strict=strict)
     if seals.head.writes != NO_WRITES:
         raise WritesPending
     return seals.checkpoint(sealer, found.checkpoint), seals.head.sequence
 
 
-def _check_believed(compaction: Compaction, head_id: str, strictness: Strictness, *, strict: bool) -> None:
+def _check_believed(compaction: Compaction, head_id: str, rules: SaveRules, *, strict: bool) -> None:
     """Compare the head with what the caller believes, who must name one where a thread or a policy is strict."""
     believed = compaction.precondition
     if believed is None or believed.exists:
         if strict:
             raise PreconditionRequired
-        if (who := strictness.asked_by(compaction.agent)) is not None:
+        if (who := rules.asked_by(compaction.agent)) is not None:
             raise precondition_required(who)
     elif not believed.holds(head_id):
         raise HeadMoved(head_id)
 
 
-def _list_of(base: OpenedCheckpoint, name: str) -> ChannelRecord:
-    """The record of a channel that can be compacted."""
+def _list_of(base: OpenedCheckpoint, name: str) -> tuple[ChannelRecord, int]:
+    """The record of a channel that can be compacted, and how many elements it has."""
     if name in base.manifest.delta_channels:
         raise InvalidState(
             "the channel is a DeltaChannel: it is rebuilt from what tasks wrote, and its own snapshots keep it short",
@@ -285,20 +284,14 @@ def _list_of(base: OpenedCheckpoint, name: str) -> ChannelRecord:
     held = next((each for each in base.manifest.channels if each.name == name), None)
     if held is None:
         raise InvalidState("the head has no such channel", "/channel")
-    is_list = list_bounds(held.body) is not None if isinstance(held.body, bytes) else bool(held.body[0])
-    if held.encoding != "msgpack" or not is_list:
+    count = list_length(held)
+    if count is None:
         raise _no_list(name)
-    return held
+    return held, count
 
 
 def _no_list(name: str) -> InvalidState:
     return InvalidState(f"channel {name!r} is not a list", "/channel")
-
-
-def _count(held: ChannelRecord) -> int:
-    if isinstance(held.body, bytes):
-        return len(list_bounds(held.body) or (0,)) - 1
-    return list_count(held.body[0])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from storage.format.pieces import (
 )
 from storage.format.record import OpenedCheckpoint
 from storage.ledger.ledger import pack_named_ids, unpack_named_ids
-from storage.model import ChannelValue, FullState, Patch, Save, Value
+from storage.model import ChannelValue, FullState, LongList, Patch, Save, Value
 from storage.schemas.tags import Tagging, tagging_of
 from storage.schemas.versions import OtherVersionError
 
@@ -195,6 +195,32 @@ def columns_of(
 def manifest_of(save: Save, channels: list[ChannelRecord]) -> Manifest:
     """The sealed part of a save's checkpoint."""
     return Manifest(FORMAT, channels, save.metadata, save.model, save.delta_channels)
+
+
+def list_length(held: ChannelRecord) -> int | None:
+    """How many elements a channel's list has; None: it is no list that the gateway can read."""
+    if held.encoding != "msgpack":
+        return None
+    if isinstance(held.body, bytes):
+        bounds = list_bounds(held.body)
+        return None if bounds is None else len(bounds) - 1
+    return list_count(held.body[0]) if held.body[0] else None
+
+
+def long_lists(manifest: Manifest, elements_max: int | None, size_max: int | None) -> tuple[LongList, ...]:
+    """The lists of a checkpoint that have more elements, or bytes, and could be compacted; None: any number will do."""
+    if elements_max is None and size_max is None:
+        return ()
+    found = []
+    for each in manifest.channels:
+        if each.name.startswith("~") or each.name in manifest.delta_channels:
+            continue
+        elements = list_length(each)
+        is_long = elements is not None and elements_max is not None and elements > elements_max
+        is_large = each.size is not None and size_max is not None and each.size > size_max
+        if elements and (is_long or is_large):
+            found.append(LongList(each.name, elements, each.size))
+    return tuple(found)
 
 
 def size_of(value: Value) -> int:

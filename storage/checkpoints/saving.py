@@ -20,8 +20,8 @@ from storage.access.completeness import admit, check_acknowledged, check_count, 
 from storage.access.idempotency import claim, settle
 from storage.access.offload import Uploads
 from storage.access.remembered import RememberedHead, reachable
+from storage.access.save_rules import AgentUnsure, SaveRules, precondition_required
 from storage.access.storing import Storing
-from storage.access.strictness import AgentUnsure, Strictness, precondition_required
 from storage.checkpoints.composing import (
     Draft,
     Stored,
@@ -30,6 +30,7 @@ from storage.checkpoints.composing import (
     columns_of,
     compose,
     data_of,
+    long_lists,
     manifest_of,
     tails_of,
 )
@@ -135,7 +136,7 @@ class Ground(msgspec.Struct, frozen=True):
         thread_seal: The stored bytes of `thread`.
         thread: The thread's seal.
         strict: Whether the thread itself asks a save to name what it stands on.
-        strictness: Whether save policies ask for that.
+        rules: What save policies say.
         head_id: The namespace's head; None: it has none.
         head: The head's seal.
         sums: What is in the thread's segments; None: nothing is, or whatever is there does not matter to a save on top
@@ -147,7 +148,7 @@ class Ground(msgspec.Struct, frozen=True):
     thread_seal: bytes
     thread: ThreadSeal
     strict: bool
-    strictness: Strictness
+    rules: SaveRules
     head_id: str | None
     head: HeadSeal | None
     sums: ColdSums | None = None
@@ -157,12 +158,12 @@ class Ground(msgspec.Struct, frozen=True):
     def remembered(cls, known: RememberedHead) -> "Ground":
         """As this process left it."""
         return cls(
-            known.thread_created_at, known.thread_seal, known.thread, known.strict, known.strictness,
+            known.thread_created_at, known.thread_seal, known.thread, known.strict, known.rules,
             known.head_id, known.head,
         )  # fmt: skip
 
     @classmethod
-    def read(cls, sealer: Sealer, save: Save, row: OpenRow, own_seal: bytes, strictness: Strictness) -> "Ground":
+    def read(cls, sealer: Sealer, save: Save, row: OpenRow, own_seal: bytes, rules: SaveRules) -> "Ground":
         """Open what `OPEN` gave; ``own_seal``: the seal that a thread has which the statement made.
 
         Raises:
@@ -178,7 +179,7 @@ class Ground(msgspec.Struct, frozen=True):
         sums = None
         if row.cold is not None:
             sums = ColdSums.open(sealer, save.thread_id, created_at, thread.incarnation, row.cold)
-        return cls(created_at, seal, thread, row.strict, strictness, row.head_id, head, sums, is_new)
+        return cls(created_at, seal, thread, row.strict, rules, row.head_id, head, sums, is_new)
 
     def check(self, save: Save) -> None:
         """Compare with what the caller believes of the head.
@@ -209,7 +210,7 @@ class Ground(msgspec.Struct, frozen=True):
         # Nothing is lost by the first save of a namespace: only a thread asks for that one, too.
         if names_head or (self.head_id is None and not self.strict):
             return
-        who = None if self.strict else self.strictness.asked_by(save.agent)
+        who = None if self.strict else self.rules.asked_by(save.agent)
         if (self.strict or who is not None) and save.parent is not None:
             raise HeadMoved(self.head_id)
         if self.strict:
@@ -240,8 +241,10 @@ class _Composed(msgspec.Struct, frozen=True):
     def is_head(self) -> bool:
         return self.head_id == self.columns.checkpoint_id
 
-    def saved(self, token: str) -> Saved:
-        return _saved(self.columns, self.head, token, head_id=self.head_id, created=True)
+    def saved(self, token: str, rules: SaveRules) -> Saved:
+        saved = _saved(self.columns, self.head, token, head_id=self.head_id, created=True)
+        long = long_lists(self.manifest, *rules.lists_of(self.columns.agent))
+        return dataclasses.replace(saved, needs_compaction=long) if long else saved
 
     def left(self, ground: Ground, agent: str | None, pieces: "_Left", seen: ThreadToken, token: str) -> RememberedHead:
         """What the next save can stand on."""
@@ -251,7 +254,7 @@ class _Composed(msgspec.Struct, frozen=True):
             thread_seal=ground.thread_seal,
             thread=ground.thread,
             strict=ground.strict,
-            strictness=ground.strictness.of_thread(agent),
+            rules=ground.rules.of_thread(agent),
             head_id=self.head_id,
             head_seal=self.head_seal,
             head=self.head,
@@ -396,7 +399,7 @@ class _Attempt:
             strict=known.strict,
             head_seal_before=known.head_seal,
             early_count=early.count,
-            policies=known.strictness.compared() if _is_blind(save) else None,
+            policies=known.rules.compared(),
             keys_hash=sealer.keys_hash,
         )
         await access.unit_of_work.call(sql.SAVE_ON, scope, **values)
@@ -404,9 +407,9 @@ class _Attempt:
         access.acknowledge(scope, sealer, save.thread_id, seen)
         token = seen.encode(sealer.without_share, save.thread_id)
         pieces = _Left.of(composed, cutter, known, known.tails)
-        agent = save.agent or known.strictness.agent
+        agent = save.agent or known.rules.agent
         access.remembered_heads.remember(scope, sealer, composed.left(ground, agent, pieces, seen, token))
-        return composed.saved(token)
+        return composed.saved(token, known.rules)
 
     # --- on what is read -------------------------------------------------------------------------------------------
 
@@ -429,7 +432,7 @@ class _Attempt:
             if save.known_token is not None:
                 await check_token(transaction, sealer, save.thread_id, save.known_token)
             ground = Ground.read(
-                sealer, save, row, own_seal, Strictness.read(access.control, scope.tenant_id, row.policies)
+                sealer, save, row, own_seal, SaveRules.read(access.control, scope.tenant_id, row.policies)
             )
             await check_acknowledged(transaction, sealer, save.thread_id, acknowledged, ground.head_id, ground.head)
             if save.checkpoint_id is not None and not row.stored_before:
@@ -439,7 +442,8 @@ class _Attempt:
             else:
                 saved, left = await self._write(transaction, ground, row, uploads)
             if save.idempotency is not None:
-                await settle(transaction, sealer, save.idempotency, saved)
+                receipt = dataclasses.replace(saved, needs_compaction=())  # names of channels are state
+                await settle(transaction, sealer, save.idempotency, receipt)
         if left is not None:
             access.remembered_heads.remember(scope, sealer, left)
         return self._acknowledged(saved)
@@ -622,9 +626,9 @@ class _Attempt:
         seen = ThreadToken.of(sealer.without_share, columns.namespace, composed.head_id, composed.head)
         token = seen.encode(sealer.without_share, columns.thread_id)
         if not composed.is_head:
-            return composed.saved(token), None
+            return composed.saved(token, ground.rules), None
         pieces = _Left.of(composed, cutter, None, reader.plaintexts())
-        return composed.saved(token), composed.left(ground, row.thread_agent, pieces, seen, token)
+        return composed.saved(token, ground.rules), composed.left(ground, row.thread_agent, pieces, seen, token)
 
     async def _saved_before(self, transaction: Transaction, ground: Ground, same: bytes | None) -> Saved:
         """Answer a save whose id is stored: the same save again is a no-op, another one a conflict.
@@ -694,12 +698,6 @@ class _Attempt:
 def _columns(columns: CheckpointColumns) -> dict[str, Any]:
     """A checkpoint's clear columns, by name."""
     return {name: getattr(columns, name) for name in columns.__struct_fields__}
-
-
-def _is_blind(save: Save) -> bool:
-    """Whether a save does not say which head it follows."""
-    believed = save.precondition
-    return (believed is None or believed.exists) and save.parent is None
 
 
 def _appends(save: Save) -> bool:

@@ -20,6 +20,7 @@ from storage.control.deployment_keys import Deployment
 from storage.control.features import CONTROL_ROW_FORMATS, Features
 from storage.control.key import FIRST_FORMAT, NEWEST_FORMAT, ControlKey, Row
 from storage.errors import IntegrityFailure
+from storage.model import SaveRule
 from storage.statements.deployment.jobs import JobRow
 
 _ENDED = frozenset({"done", "failed"})
@@ -43,9 +44,14 @@ def adoption_row(
     return Row("state-adoption", tenant_id, (agent, namespace, number), (state_schema, state_version, adopted_at))
 
 
-def save_policy_row(tenant_id: UUID, agent: str, strict: bool, updated_at: datetime) -> Row:
-    """Whether saves must name the head they follow; an empty ``agent``: of the whole tenant."""
-    return Row("save-policy", tenant_id, (agent,), (int(strict), updated_at))
+def save_policy_row(tenant_id: UUID, agent: str, rule: SaveRule, updated_at: datetime) -> Row:
+    """What is asked of saves; an empty ``agent``: of all of the tenant's.
+
+    A policy that says nothing of lists is as builds wrote it that knew nothing of them.
+    """
+    strict = None if rule.strict is None else int(rule.strict)
+    lists = (rule.compact_elements, rule.compact_bytes)
+    return Row("save-policy", tenant_id, (agent,), (strict, updated_at, *(() if lists == (None, None) else lists)))
 
 
 def policy_row(

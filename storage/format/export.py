@@ -255,10 +255,12 @@ class AdoptionRecord(Struct, array_like=True, tag=14, frozen=True):
 
 
 class SavePolicyRecord(Struct, array_like=True, tag=16, frozen=True):
-    """Whether saves of an agent must name the head they follow; an empty agent: of the whole tenant."""
+    """What is asked of saves of an agent; an empty agent: of the whole tenant's."""
 
     agent: Word
-    strict: bool
+    strict: bool | None
+    compact_elements: Count | None = None
+    compact_bytes: Count | None = None
 
 
 class LinkRecord(Struct, array_like=True, tag=17, frozen=True):

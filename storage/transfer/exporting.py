@@ -17,7 +17,7 @@ import hashlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
@@ -35,7 +35,7 @@ from storage.access.completeness import (
     compare_writes,
     open_own_head,
 )
-from storage.access.strictness import EVERY_AGENT
+from storage.access.save_rules import EVERY_AGENT
 from storage.administration.audit import Audit
 from storage.administration.jobs import CANCELLED, LEASE_SECONDS, Jobs, Lease, Slice
 from storage.administration.rounds import LeaseLostError
@@ -96,7 +96,7 @@ from storage.retention.planner import NO_POLICY, Policy
 from storage.retention.policies import RetentionPolicies
 from storage.schemas.adoptions import Adoption, Adoptions
 from storage.schemas.registry import StateSchemas, encode_definition
-from storage.schemas.save_policies import SavePolicies
+from storage.schemas.save_policies import NOTHING, SavePolicies
 from storage.scope import ClientShare, Scope, TenantScope
 from storage.statements.deployment import transfer as sql
 from storage.statements.deployment.transfer import ExportedThread
@@ -511,7 +511,7 @@ class Exporting:
         if policies.damaged:
             raise IntegrityFailure("save policies were edited outside the gateway: say them again first")
         levels = [(EVERY_AGENT, policies.tenant), *policies.agents.items()]
-        return [SavePolicyRecord(agent, each.strict) for agent, each in levels if each.strict is not None]
+        return [SavePolicyRecord(agent, *astuple(each.rule)) for agent, each in levels if each.rule != NOTHING]
 
     async def _subjects(self, scope: TenantScope) -> AsyncIterator[Scope]:
         async for subject_id in self._unit_of_work.each(scope, SUBJECTS, "", _PAGE_ROWS):

@@ -74,9 +74,10 @@ from storage.keys.keys import Keys
 from storage.keys.transfer_keys import TransferKeys
 from storage.ledger.ledger import NewBlob, Settlement, new_blob_id
 from storage.ledger.streams import BlobWriter
-from storage.model import ThreadLink
+from storage.model import SaveRule, ThreadLink
 from storage.schemas.adoptions import Adoption
 from storage.schemas.registry import decode_definition
+from storage.schemas.save_policies import NOTHING
 from storage.scope import ClientShare, Scope, TenantScope, check_id, check_subject
 from storage.statements.deployment import transfer as sql
 from storage.transfer.exporting import IMPORT_KIND, WHOLE_TENANT, Exporting, Progress, TransferParts
@@ -431,8 +432,9 @@ class Importing:
     async def _save_policy(self, tenant: TenantScope, record: SavePolicyRecord, actor: str) -> None:
         """Set a save policy of the export where there is none here; one that is here stays."""
         policies = await self._save_policies.get(tenant)
-        if policies.of(record.agent or None).strict is None and record.agent not in policies.damaged:
-            await self._save_policies.put(tenant, record.agent or None, record.strict, actor)
+        if policies.of(record.agent or None).rule == NOTHING and record.agent not in policies.damaged:
+            rule = SaveRule(record.strict, record.compact_elements, record.compact_bytes)
+            await self._save_policies.put(tenant, record.agent or None, rule, actor)
 
     async def _thread(
         self,

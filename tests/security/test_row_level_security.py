@@ -15,7 +15,7 @@ from storage.blobs.memory import MemoryBlobStore
 from storage.clock import SystemClock
 from storage.control.features import SAVE_POLICIES, SEGMENTS
 from storage.ledger.ledger import NewBlob, new_blob_id
-from storage.model import Idempotency, TaskWrites
+from storage.model import Idempotency, SaveRule, TaskWrites
 from storage.postgres.statement import Statement
 from storage.postgres.tables import SUBJECT_TABLES
 from storage.postgres.unit_of_work import bindings
@@ -92,7 +92,7 @@ async def scopes(store, database, root_key):
         await store.retention_policies.put(TenantScope(each.tenant_id), None, Policy(idle_ttl_seconds=86_400))
         await RowCounting(store.unit_of_work, store.row_quotas).tenant(each.tenant_id)
         await store.retention_policies.put_thread(each, "t1", Policy(archive_ttl_seconds=86_400))
-        await store.save_policies.put(TenantScope(each.tenant_id), "a", True)
+        await store.save_policies.put(TenantScope(each.tenant_id), "a", SaveRule(strict=True))
     await switch_on(store, SEGMENTS)
     async with opened(database, root_key, archive=MemoryBlobStore()) as archiving:
         for each in made:

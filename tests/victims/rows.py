@@ -12,7 +12,7 @@ from uuid import UUID
 from crypto.roots import create_root_key
 from storage.control.features import KNOWN
 from storage.control.rows import adoption_row, policy_row, save_policy_row, schema_row
-from storage.model import ThreadLink
+from storage.model import SaveRule, ThreadLink
 from storage.postgres.statement import Statement
 from storage.retention.policies import AGENT_POLICIES_MAX, AGENT_POLICY_ROWS_MAX
 from storage.schemas.adoptions import ADOPTIONS_MAX
@@ -70,7 +70,7 @@ async def policies(store: Store, tenant_id: UUID) -> None:
     async with store.unit_of_work.begin(TenantScope(tenant_id)) as transaction:
         for number in range(AGENT_SAVE_POLICIES_MAX):
             agent = agent_of(number)
-            proof = prove(save_policy_row(tenant_id, agent, False, _SINCE))
+            proof = prove(save_policy_row(tenant_id, agent, SaveRule(strict=False), _SINCE))
             await transaction.run(
                 save_policies_sql.PUT, agent=agent, strict=False, updated_at=_SINCE, **proof._asdict()
             )

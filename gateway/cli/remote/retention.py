@@ -8,53 +8,24 @@ is goes to stderr.
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 import rich_click as click
 
 from gateway.cli import render
 from gateway.cli.calling import Remote, as_operator, as_subject, as_tenant
-from gateway.cli.parameters import STATUSES, UNIT_SECONDS, Command, seconds_of
+from gateway.cli.parameters import COUNT, STATUSES, UNIT_SECONDS, Command, OrNone, seconds_of
 
 _PAGE_THREADS = 500
 _THINNING = ("every", "keep_first", "keep_last", "keep_statuses")
 _KEEP_HOT = tuple(f"hot_{name}" for name in _THINNING)
 
-
-class _OrNone(click.ParamType[Any]):
-    """A value that is a whole number once it is read, or ``none``.
-
-    Args:
-        name: The name in the help.
-        read: Reads the text in lower case; None: it is no such value.
-        wanted: The kind of value, as a refusal names it.
-    """
-
-    def __init__(self, name: str, read: Callable[[str], int | None], wanted: str) -> None:
-        self.name = name
-        self._read = read
-        self._wanted = wanted
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | Literal["none"]:
-        """Return the number that ``value`` names, or ``none``."""
-        if isinstance(value, int):
-            return value
-        text = value.strip().lower()
-        if text == "none":
-            return "none"
-        number = self._read(text)
-        if number is None:
-            self.fail(f"{value!r} is no {self._wanted}, nor none", param, ctx)
-        return number
-
-
-_PERIOD = _OrNone("period", seconds_of, "period such as 90d, 12h or 2y")
-_COUNT = _OrNone("count", lambda text: int(text) if text.isdecimal() else None, "whole number")
+_PERIOD = OrNone("period", seconds_of, "period such as 90d, 12h or 2y")
 _CAPPED = (
     click.option("--idle-ttl", "idle_ttl_seconds", type=_PERIOD, help="Since the last write: 90d, 12h, 2y, or none."),
     click.option("--absolute-ttl", "absolute_ttl_seconds", type=_PERIOD, help="Since the thread was made, or none."),
     click.option("--done-ttl", "done_ttl_seconds", type=_PERIOD, help="Since it was done, or none."),
-    click.option("--checkpoints-max", type=_COUNT, help="Thin down to so many when there are a quarter more, or none."),
+    click.option("--checkpoints-max", type=COUNT, help="Thin down to so many when there are a quarter more, or none."),
     click.option(
         "--pending-writes",
         "pending_writes_seconds",
@@ -75,9 +46,9 @@ _MORE = (
         type=click.Choice(("archive", "delete", "none")),
         help="What happens when a time is over.  [default: archive]",
     ),
-    click.option("--thin-every", "every", type=_COUNT, help="Thinning keeps steps that are a multiple, or none."),
-    click.option("--keep-first", type=_COUNT, help="Thinning keeps so many of the oldest."),
-    click.option("--keep-last", type=_COUNT, help="Thinning keeps so many of the newest."),
+    click.option("--thin-every", "every", type=COUNT, help="Thinning keeps steps that are a multiple, or none."),
+    click.option("--keep-first", type=COUNT, help="Thinning keeps so many of the oldest."),
+    click.option("--keep-last", type=COUNT, help="Thinning keeps so many of the newest."),
     click.option(
         "--keep-status",
         "keep_statuses",
@@ -85,9 +56,9 @@ _MORE = (
         type=click.Choice(STATUSES),
         help="Thinning keeps checkpoints with this status; repeatable.",
     ),
-    click.option("--hot-every", type=_COUNT, help="Of old checkpoints, steps that are a multiple stay hot, or none."),
-    click.option("--hot-first", "hot_keep_first", type=_COUNT, help="Of old checkpoints, so many of the oldest."),
-    click.option("--hot-last", "hot_keep_last", type=_COUNT, help="Of old checkpoints, so many of the newest."),
+    click.option("--hot-every", type=COUNT, help="Of old checkpoints, steps that are a multiple stay hot, or none."),
+    click.option("--hot-first", "hot_keep_first", type=COUNT, help="Of old checkpoints, so many of the oldest."),
+    click.option("--hot-last", "hot_keep_last", type=COUNT, help="Of old checkpoints, so many of the newest."),
     click.option(
         "--hot-status",
         "hot_keep_statuses",

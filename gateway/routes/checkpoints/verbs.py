@@ -142,6 +142,10 @@ def _saved_out(exchange: Exchange, saved: model.Saved) -> Answer:
         sequence=saved.sequence,
         created_at=saved.created_at,
         created=saved.created,
+        needs_compaction=[
+            wire.checkpoints.LongList(channel=each.channel, elements=each.elements, bytes=each.size)
+            for each in saved.needs_compaction
+        ],
     )
     return exchange.reply(
         receipt,

@@ -64,11 +64,12 @@ _LEFT_OVER = """coalesce(
 
 LEFT_OVER = Statement(f"SELECT {_LEFT_OVER}", bool)
 
-# Save policies, as `storage.access.strictness` reads them; as text, they are compared with what they were.
+# Save policies, as `storage.access.save_rules` reads them; as text, they are compared with what they were.
 _POLICIES = ", ".join(
     f"array_agg(s.{column} ORDER BY s.agent) AS policy_{plural}"
     for column, plural in (
-        ("agent", "agents"), ("strict", "strict"), ("updated_at", "updated_at"), ("mac", "macs"),
+        ("agent", "agents"), ("strict", "strict"), ("compact_elements", "compact_elements"),
+        ("compact_bytes", "compact_bytes"), ("updated_at", "updated_at"), ("mac", "macs"),
         ("mac_format", "mac_formats"),
     )
 ) + ", array_agg(s::text ORDER BY s.agent) AS policy_rows"  # fmt: skip
@@ -83,7 +84,9 @@ class PoliciesRow(msgspec.Struct, frozen=True):
 
     agent_before: str | None
     policy_agents: list[str] | None
-    policy_strict: list[bool] | None
+    policy_strict: list[bool | None] | None
+    policy_compact_elements: list[int | None] | None
+    policy_compact_bytes: list[int | None] | None
     policy_updated_at: list[datetime] | None
     policy_macs: list[bytes] | None
     policy_mac_formats: list[int] | None

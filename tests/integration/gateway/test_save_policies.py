@@ -11,11 +11,12 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 from langgraph.graph import START, StateGraph
+from langgraph.types import Command, interrupt
 
 from crypto.roots import create_root_key
-from stateroom import Client, HeadMoved, PreconditionRequired
+from stateroom import AsyncClient, Client, HeadMoved, InvalidRequest, PreconditionRequired, Summary
 from stateroom.langgraph import StateroomSaver
-from storage.control.features import SAVE_POLICIES
+from storage.control.features import COMPACTION_POLICIES, SAVE_POLICIES
 from storage.service import Store
 from tests.support.features import switch_on
 from tests.support.gateway import Tenant
@@ -33,7 +34,8 @@ async def gateway(deployment: Deployment, launcher: Launcher) -> AsyncIterator[P
         deployment_id=UUID(deployment.environ["STATEROOM_DEPLOYMENT_ID"]),
         connections_max=2,
     )
-    await switch_on(store, SAVE_POLICIES)
+    for feature in (SAVE_POLICIES, COMPACTION_POLICIES):
+        await switch_on(store, feature)
     await store.close()
     async with serving(launcher, deployment) as running:
         yield running
@@ -120,7 +122,8 @@ def test_only_who_administers_says_so_and_only_of_its_own_tenant(tenancy, admin,
 
 
 def test_what_makes_no_sense_is_refused(admin):
-    for body in ({"strict": "yes"}, {"unknown": True}):
+    no_numbers = [{name: each} for name in ("compact_elements", "compact_bytes") for each in (0, -1, 2**60, 1.5, "9")]
+    for body in ({"strict": "yes"}, {"unknown": True}, *no_numbers):
         assert_problem(admin.put(POLICY, json=body), 422, "invalid-request")
     assert_problem(admin.put(POLICY, json={"strict": True}, params={"agents": "x"}), 422, "invalid-request")
     assert said(admin, {})["policy"] == {}
@@ -180,6 +183,128 @@ def test_a_saver_that_is_not_strict_goes_on_and_its_second_run_is_refused(gatewa
         assert graph.get_state(config).values["said"][-2:] == ["beside", "answer to beside"]
 
 
+# --- lists that are too long -----------------------------------------------------------------------------------------
+
+
+def test_a_save_of_a_list_that_is_too_long_is_told_so(admin, client):
+    shown = said(admin, {"compact_elements": 3, "compact_bytes": 100})
+    assert (shown["strict"], shown["compact_elements"], shown["compact_bytes"]) == (False, 3, 100)
+
+    def told(state):
+        answer = client.post("/v1/threads/long/checkpoints", json={"state": state})
+        assert answer.status_code == 201, answer.text
+        return answer.json().get("needs_compaction", "nothing")
+
+    assert told({"notes": [1, 2, 3], "more": ["x" * 90]}) == "nothing"
+    assert told({"notes": [1, 2, 3, 4], "more": ["x" * 200]}) == [
+        {"channel": "notes", "elements": 4, "bytes": 5},
+        {"channel": "more", "elements": 1, "bytes": 203},
+    ]
+    compact = {"channel": "more", "keep_last": 0, "summary": ["y" * 300]}
+    answer = client.post("/v1/threads/long/compact", json=compact)
+    assert [each["channel"] for each in answer.json()["needs_compaction"]] == ["notes", "more"]
+
+
+def summarising(keep_last, asked):
+    """A janitor that notes what it was asked and keeps a few elements."""
+
+    def janitor(long, elements):
+        asked.append((long.channel, long.elements, len(elements)))
+        return None if long.channel == "kept" else Summary([f"{len(elements) - keep_last} before"], keep_last)
+
+    return janitor
+
+
+@pytest.mark.parametrize("every", [None, 4])
+def test_a_thread_object_compacts_what_it_was_told_or_at_every_so_many_steps(gateway, admin, service_key, every):
+    said(admin, {"compact_elements": 5} if every is None else {})
+    asked = []
+    with Client(gateway.url, api_key=service_key, subject="user-1") as client:
+        thread = client.thread("talk")
+        state = {"notes": [], "kept": ["k"] * (9 if every is None else 1), "text": "t"}
+        for number in range(8):
+            state["notes"].append(number)
+            thread.save(state)
+            state = thread.compact_if_needed(state, summarising(2, asked), every=every)
+        whole = [thread.at(each.parent_id).state["notes"] for each in thread.history(source="compact")]
+        assert thread.load().state == state
+    if every is None:  # the ninth element of what is kept is too many at each save, and stays
+        assert [each for each in asked if each[0] == "notes"] == [("notes", 6, 6)]
+        assert state["notes"] == ["4 before", 4, 5, 6, 7]
+        assert whole == [[0, 1, 2, 3, 4, 5]]
+    else:  # a compaction is a step, too
+        assert [each for each in asked if each[0] == "notes"] == [("notes", 5, 5), ("notes", 6, 6)]
+        assert state["notes"] == ["4 before", 6, 7]
+        assert whole == [["3 before", 3, 4, 5, 6, 7], [0, 1, 2, 3, 4]]
+
+
+async def test_a_janitor_may_be_a_coroutine_function(gateway, admin, service_key):
+    said(admin, {"compact_elements": 2})
+
+    async def janitor(long, elements):
+        return Summary([sum(elements)], 1)
+
+    async with AsyncClient(gateway.url, api_key=service_key, subject="user-1") as client:
+        thread = client.thread("sums")
+        state = {"numbers": [1, 2, 3, 4]}
+        await thread.save(state)
+        assert await thread.compact_if_needed(state, janitor) == {"numbers": [10, 4]}
+        with pytest.raises(InvalidRequest, match="every so many steps"):
+            await thread.compact_if_needed(state, janitor, every=0)
+
+
+def test_a_state_that_somebody_changed_meanwhile_is_not_compacted(gateway, admin, service_key):
+    said(admin, {"compact_elements": 2})
+    with Client(gateway.url, api_key=service_key, subject="user-1") as client:
+        thread = client.thread("raced")
+        state = {"notes": [1, 2, 3]}
+        thread.save(state)
+        other = client.thread("raced")
+        other.load()
+        other.save({"notes": [1, 2, 3, 4]})
+        with pytest.raises(HeadMoved):
+            thread.compact_if_needed(state, summarising(1, []))
+        assert other.load().state == {"notes": [1, 2, 3, 4]}
+
+
+def test_a_graphs_messages_are_compacted_between_runs_and_it_goes_on(gateway, admin, service_key):
+    said(admin, {"compact_elements": 4})
+    config = {"configurable": {"thread_id": "chat"}}
+    asked = []
+    with StateroomSaver(gateway.url, api_key=service_key, subject="user-1") as saver:
+        builder = StateGraph(Chat)
+        builder.add_node("answer", lambda state: {"said": [f"answer to {state['said'][-1]}"]})
+        builder.add_edge(START, "answer")
+        graph = builder.compile(checkpointer=saver)
+        for number in range(4):
+            graph.invoke({"said": [f"question {number}"]}, config)
+            saver.compact_if_needed(config, summarising(1, asked))
+        assert asked == [("said", 6, 6)]
+        summarised = ["5 before", "answer to question 2", "question 3", "answer to question 3"]
+        assert graph.get_state(config).values["said"] == summarised
+        assert saver.compact_if_needed(config, summarising(1, asked)) == config
+        assert len(asked) == 1
+
+
+async def test_a_graph_that_waits_is_left_alone_and_every_so_many_steps_counts_the_graphs(gateway, admin, service_key):
+    said(admin, {})
+    config = {"configurable": {"thread_id": "waits"}}
+    asked = []
+    async with StateroomSaver(gateway.url, api_key=service_key, subject="user-1") as saver:
+        builder = StateGraph(Chat)
+        builder.add_node("ask", lambda state: {"said": [interrupt("sure?")]})
+        builder.add_edge(START, "ask")
+        graph = builder.compile(checkpointer=saver)
+        await graph.ainvoke({"said": ["one", "two"]}, config)
+        assert await saver.acompact_if_needed(config, summarising(1, asked), every=1) == config
+        assert asked == []
+        await graph.ainvoke(Command(resume="yes"), config)
+        compacted = await saver.acompact_if_needed(config, summarising(1, asked), every=1)
+        assert compacted != config
+        assert asked == [("said", 3, 3)]
+        assert (await graph.aget_state(config)).values["said"] == ["2 before", "yes"]
+
+
 async def test_the_command_line_says_and_shows(gateway, stateroom, service_key):
     deployment = gateway.deployment
     environ = deployment.environ | {"STATEROOM_API_KEY": service_key}
@@ -196,5 +321,8 @@ async def test_the_command_line_says_and_shows(gateway, stateroom, service_key):
     assert json.loads(await run("get", "--json"))["agents"] == [agent]
     assert json.loads(await run("get", "--agent", agent, "--json"))["strict"] is False
     assert b"strict: saves name the head" in await run("get")
+    await run("set", "--agent", agent, "--compact-elements", "500")
+    kept = json.loads(await run("get", "--agent", agent, "--json"))
+    assert kept["policy"] == {"strict": False, "compact_elements": 500}
     await run("set", "--agent", agent, "--take-back")
     assert json.loads(await run("get", "--agent", agent, "--json"))["strict"] is True

@@ -19,7 +19,7 @@ from storage.control.features import SAVE_POLICIES
 from storage.control.rows import adoption_row, policy_row, save_policy_row, schema_row
 from storage.format.pieces import CUT_BESIDE_ELEMENTS_MIN, is_long_to_cut, list_header
 from storage.keys.key_seals import Pepper, Peppers
-from storage.model import ChannelHistoryQuery, HistoryQuery, Precondition, TaskWritesQuery
+from storage.model import ChannelHistoryQuery, HistoryQuery, Precondition, SaveRule, TaskWritesQuery
 from storage.retention.planner import Policy
 from storage.retention.policies import RetentionPolicies
 from storage.retention.rounds import Acts, Retaining
@@ -109,7 +109,7 @@ async def policies(store, scope, admin):
     for name in map("agent-{}".format, range(ROWS)):
         await admin.execute(
             "INSERT INTO stateroom.save_policies VALUES ($1, $2, false, $3, $4, $5)",
-            tenant, name, WHEN, *store.control.proof(save_policy_row(tenant, name, False, WHEN)),
+            tenant, name, WHEN, *store.control.proof(save_policy_row(tenant, name, SaveRule(strict=False), WHEN)),
         )  # fmt: skip
         proof = store.control.proof(policy_row(tenant, "agent", (name,), body, False, WHEN))
         await admin.execute(
@@ -124,7 +124,7 @@ async def test_all_policies_of_a_tenant_are_checked_in_turns(store, scope, polic
     tenant = TenantScope(scope.tenant_id)
     for of_tenant in (
         lambda: store.save_policies.get(tenant),
-        lambda: store.save_policies.put(tenant, "agent-1", True),
+        lambda: store.save_policies.put(tenant, "agent-1", SaveRule(strict=True)),
         lambda: store.retention_policies.get(tenant),
         lambda: store.retention_policies.put(tenant, "agent-1", Policy(idle_ttl_seconds=7200)),
     ):

@@ -5,9 +5,9 @@ from uuid import uuid4
 
 import pytest
 
-from storage.control.features import SAVE_POLICIES
+from storage.control.features import COMPACTION_POLICIES, SAVE_POLICIES
 from storage.errors import FeatureOff, HeadMoved, IntegrityFailure, PreconditionRequired, SavePoliciesExceeded
-from storage.model import Compaction, Parent, Precondition
+from storage.model import Compaction, Parent, Precondition, SaveRule
 from storage.schemas.save_policies import AGENT_SAVE_POLICIES_MAX, SavePolicy, TenantSavePolicies
 from storage.scope import Scope, TenantScope
 from storage.statements.threads.checkpoints import OPEN
@@ -38,7 +38,7 @@ def gateway(store):
 
 
 async def strict(store, tenant, agent=None, *, said=True):
-    return await store.save_policies.put(tenant, agent, said, "tester")
+    return await store.save_policies.put(tenant, agent, SaveRule(strict=said), "tester")
 
 
 async def on_record(store, tenant):
@@ -264,13 +264,13 @@ async def test_a_compaction_names_its_head_and_a_patch_needs_one_anyway(store, s
 async def test_what_is_said_is_told_with_its_time_and_goes_on_the_record(store, scope, tenant):
     assert (await store.save_policies.get(tenant)).tenant.updated_at is None
     said = await strict(store, tenant)
-    assert (said.tenant.strict, said.effective(None), said.effective("a")) == (True, True, True)
+    assert (said.tenant.rule.strict, said.effective(None).strict, said.effective("a").strict) == (True, True, True)
     again = await strict(store, tenant)
     assert again.tenant.updated_at == said.tenant.updated_at
     said = await strict(store, tenant, "a", said=False)
-    assert (said.effective(None), said.effective("a"), list(said.agents)) == (True, False, ["a"])
+    assert (said.effective(None).strict, said.effective("a").strict, list(said.agents)) == (True, False, ["a"])
     said = await strict(store, tenant, said=None)
-    assert (said.tenant, said.effective(None)) == (SavePolicy(), False)
+    assert (said.tenant, said.effective(None).strict) == (SavePolicy(), False)
     events = [(each.actor, each.target, each.detail) for each in await on_record(store, tenant)]
     whole = f"tenant:{scope.tenant_id}"
     assert events == [
@@ -322,15 +322,20 @@ async def test_policies_move_with_their_tenant_and_what_was_said_there_stays(pos
         await strict(here, tenant, "a")
         await strict(here, tenant, "b", said=False)
         await strict(here, tenant, "c", said=None)
+        await switch_on(here, COMPACTION_POLICIES)
+        lists = SaveRule(None, 500, 1_000_000)
+        await here.save_policies.put(tenant, "d", lists)
         file = await exported_tenant(here, there, scope.tenant_id, scope.tenant_id)
         with pytest.raises(FeatureOff):
             await imported(there, scope.tenant_id, file)
         await switch_on(there, SAVE_POLICIES)
+        await switch_on(there, COMPACTION_POLICIES)
         await strict(there, tenant, said=False)
         assert (await imported(there, scope.tenant_id, file)).threads == 1
         said = await there.save_policies.get(tenant)
-        assert said.tenant.strict is False
-        assert {agent: each.strict for agent, each in said.agents.items()} == {"a": True, "b": False}
+        assert said.tenant.rule.strict is False
+        assert {agent: each.rule.strict for agent, each in said.agents.items()} == {"a": True, "b": False, "d": None}
+        assert said.agents["d"].rule == lists
         with pytest.raises(PreconditionRequired):
             await save(there, scope, agent="a")
 
@@ -368,9 +373,9 @@ async def test_a_policy_that_no_gateway_wrote_lets_nothing_through_blindly_and_s
     blind = {} if agent else {"precondition": Precondition(other.checkpoint_id)}
     await save(gateway, scope, "other", agent="b", **blind)
     said = await store.save_policies.get(tenant)
-    assert (said.damaged, said.effective("a")) == ({agent or ""}, None)
+    assert (said.damaged, said.effective("a").strict) == ({agent or ""}, None)
     said = await strict(store, tenant, agent, said=None)
-    assert (said.damaged, said.effective("a")) == (frozenset(), False)
+    assert (said.damaged, said.effective("a").strict) == (frozenset(), False)
     await save(gateway, scope, agent="a")
     [event] = [each for each in await on_record(store, tenant) if each.detail["before"] == "damaged"]
     assert event.detail == {"before": "damaged", "after": None}

@@ -37,6 +37,8 @@ from stateroom.types import (
     CheckpointOptions,
     CopyReceipt,
     Head,
+    LongList,
+    MaybeSummary,
     RemovalReceipt,
     ResolveArtifacts,
     SaveOptions,
@@ -636,6 +638,43 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
             checkpoint_id=checkpoint_id,
         )
         return self._client.drive(steps, pinned)
+
+    def compact_if_needed(
+        self,
+        state: StateT,
+        needs_compaction: Callable[[LongList, list[Any]], MaybeSummary],
+        *,
+        every: int | None = None,
+    ) -> StateT:
+        """Compact the lists that have become too long, by summaries that the program makes.
+
+        A save policy of the tenant, or of the agent, says which are: the answer to the last save told this object so.
+        With ``every`` the program is asked about each list at every so-many-th step, too. Call it after each save:
+
+            thread.save(state)
+            state = thread.compact_if_needed(state, janitor, every=10)
+
+        Args:
+            state: The state that was saved last.
+            needs_compaction: Called with a list and its elements; a function. It returns what
+                stands for the list from now on, or ``None`` to leave it as it is.
+            every: At which steps to ask about all lists: those that are a multiple of it.
+
+        Returns:
+            The state to go on with: ``state``, if nothing was compacted.
+
+        Raises:
+            HeadMoved: Somebody saved since.
+            WritesPending: Tasks have written to the head, and no checkpoint has taken up what they wrote.
+        """
+        is_shorter = False
+        for long, elements in self._lists_to_compact(state, every):
+            summary = finished(needs_compaction(long, elements))
+            if summary is not None:
+                self.compact(long.channel, keep_last=summary.keep_last, summary=summary.elements)
+                is_shorter = True
+        head = self.load() if is_shorter else None
+        return state if head is None else head.state
 
     def once(self, once_key: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call ``fn`` unless a call of this name finished before in this thread and namespace.

@@ -6,7 +6,7 @@ may see what: tenant and subject come from the API key and from ``subject``, nev
 """
 
 import copy
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from secrets import randbelow
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack
@@ -33,11 +33,13 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 from msgspec import UNSET
 
+from stateroom._io.on_loop import finished
 from stateroom._langgraph.answers import Answers, model_of, usage_of
 from stateroom._langgraph.columns import Place, graph_name, is_step, name_of, word_of
 from stateroom._langgraph.connections import Connections
 from stateroom._langgraph.field_types import with_field_types
 from stateroom._langgraph.listing import Listing
+from stateroom._langgraph.long_lists import LongLists
 from stateroom._langgraph.runs import pin
 from stateroom._langgraph.values import SKELETON, Values
 from stateroom._options import refuse_unknown
@@ -74,7 +76,7 @@ from stateroom.schema import StateVersion, accepted
 from stateroom.share import ClientShare
 from stateroom.subject import Subject, current_subject
 from stateroom.tokens import TokenStore
-from stateroom.types import CopyReceipt, RemovalReceipt, Status
+from stateroom.types import CopyReceipt, LongList, MaybeSummary, RemovalReceipt, SaveReceipt, Status
 
 _FORKING_SOURCES = frozenset({"fork", "update"})
 
@@ -194,7 +196,8 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         self._accepts = accepted(self._state_versions.values())
         self._restore_seconds_max = options.get("restore_seconds_max")
         self._strict = options.get("strict", False)
-        self._made_strict = Recent()
+        self._made_strict = Recent[bool]()
+        self._long_lists = LongLists()
         self._pieces = PieceCache()
         self._growth = Growth()
         self._histories = Histories()
@@ -450,6 +453,55 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         pinned = pin(self._endpoint, config)
         return await self._adrive(self._compact(config, channel, keep_last, summary), pinned)
 
+    def compact_if_needed(
+        self,
+        config: RunnableConfig,
+        needs_compaction: Callable[[LongList, Sequence[Any]], MaybeSummary],
+        *,
+        every: int | None = None,
+    ) -> RunnableConfig:
+        """Compact the lists that have become too long, by summaries that the program makes.
+
+        Call it after a run. A save policy says which lists are long: the last save of this saver was told so. With
+        ``every`` the program is asked about each list at every so-many-th step, too. While a run waits for somebody,
+        nothing is compacted.
+
+        Args:
+            config: Thread and namespace.
+            needs_compaction: Called with a list and its values; returns what stands for it, or ``None`` to leave it.
+            every: At which steps of the graph to ask about all lists: those that are a multiple of it.
+
+        Returns:
+            The config of the newest checkpoint it made; ``config``, if it made none.
+
+        Raises:
+            HeadMoved: A run saved meanwhile.
+        """
+        pinned = pin(self._endpoint, config)
+        config, lists = self._drive(self._lists_to_compact(config, every, pinned), pinned)
+        for long, values in lists:
+            summary = needs_compaction(long, values)
+            if summary is not None:
+                config = self.compact(config, long.channel, keep_last=summary.keep_last, summary=summary.elements)
+        return config
+
+    async def acompact_if_needed(
+        self,
+        config: RunnableConfig,
+        needs_compaction: Callable[[LongList, Sequence[Any]], Awaitable[MaybeSummary] | MaybeSummary],
+        *,
+        every: int | None = None,
+    ) -> RunnableConfig:
+        """Compact the lists that have become too long; arguments as for ``compact_if_needed``."""
+        pinned = pin(self._endpoint, config)
+        config, lists = await self._adrive(self._lists_to_compact(config, every, pinned), pinned)
+        for long, values in lists:
+            summary = await finished(needs_compaction(long, values))
+            if summary is not None:
+                keep_last, elements = summary.keep_last, summary.elements
+                config = await self.acompact(config, long.channel, keep_last=keep_last, summary=elements)
+        return config
+
     # Removing and copying
 
     def delete_thread(self, thread_id: str) -> None:
@@ -625,17 +677,18 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             fork=isinstance(source, str) and source in _FORKING_SOURCES,
         )
         try:
-            yield from self._save(place, request, pinned)
+            receipt = yield from self._save(place, request, pinned)
         except ChannelUnchangedUnknown:
             appended = any(each.append_to is not UNSET for each in channels.values())
             request.channels = channels = self._values.channels(checkpoint, None, rich)
             lists = _leave_out(channels, {})
-            yield from self._save(place, request, pinned)
+            receipt = yield from self._save(place, request, pinned)
             if appended:
                 self._growth.refuse(remembered, checkpoint["id"])
         # A list that went with placeholders goes whole the next time, too.
         lists = {name: each for name, each in lists.items() if not channels[name].holes}
         self._growth.note(remembered, checkpoint["id"], lists, first=place.checkpoint_id is None)
+        self._long_lists.note(remembered, receipt)
         return place.config(checkpoint["id"])
 
     def _make_strict(self, place: Place, pinned: Pinned) -> Steps[None]:
@@ -643,7 +696,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         thread = owner_tag(pinned), place.thread_id
         if place.checkpoint_id is None or thread not in self._made_strict:
             yield from calls.change_thread(place.thread_id, ThreadSettings(strict=True))
-            self._made_strict.note(thread)
+            self._made_strict.note(thread, True)
 
     def _compact(
         self, config: RunnableConfig, channel: str, keep_last: int, summary: Sequence[Any]
@@ -672,16 +725,35 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         receipt = yield from calls.compact(place.thread_id, request, if_match=place.checkpoint_id or head.checkpoint_id)
         return place.config(receipt.checkpoint_id)
 
-    def _save(self, place: Place, request: SaveRequest, pinned: Pinned) -> Steps[None]:
+    def _lists_to_compact(
+        self, config: RunnableConfig, every: int | None, pinned: Pinned
+    ) -> Steps[tuple[RunnableConfig, Sequence[tuple[LongList, Sequence[Any]]]]]:
+        """The lists to be asked about, and the checkpoint that has them; none while tasks have written to it."""
+        if every is not None and every < 1:
+            raise InvalidRequest("every so many steps: one, or more")
+        place = Place.of(config)
+        remembered = place_of(pinned, place.thread_id, place.namespace)
+        if not self._long_lists.is_due(remembered, every):
+            return config, ()
+        found = yield from self._get(config, pinned)
+        if found is None or found.pending_writes:
+            return config, ()
+        values = found.checkpoint["channel_values"]
+        lists = self._long_lists.of(remembered, found.checkpoint["id"], values, every)
+        return (found.config if lists else config), lists
+
+    def _save(self, place: Place, request: SaveRequest, pinned: Pinned) -> Steps[SaveReceipt]:
         values = list(request.channels.values()) if isinstance(request.channels, dict) else []
         # Otherwise the parent says what the save stands on.
         if_new = self._strict and place.checkpoint_id is None
-        yield from sending(
-            self._pieces,
-            pinned,
-            place.thread_id,
-            values,
-            lambda: calls.save(place.thread_id, request, if_new=if_new),
+        return (
+            yield from sending(
+                self._pieces,
+                pinned,
+                place.thread_id,
+                values,
+                lambda: calls.save(place.thread_id, request, if_new=if_new),
+            )
         )
 
     @_thawing

@@ -4,9 +4,9 @@ This module owns the shapes of options and of results. It promises that unknown 
 it does not promise an order of fields, so construct and match by name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Generic, Literal, TypedDict, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypedDict, TypeVar
 
 import msgspec
 
@@ -127,6 +127,35 @@ class ArtifactDescription(TypedDict, total=False):
     preview: bytes | None
 
 
+class LongList(msgspec.Struct, kw_only=True, frozen=True):
+    """A list of the state that may need compaction.
+
+    Attributes:
+        channel: Its channel; of a plain state, its top-level key.
+        elements: How many elements it has.
+        bytes: How large it is as MessagePack; ``None``: nobody counted.
+    """
+
+    channel: str
+    elements: int
+    bytes: int | None = None
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What stands for a list from now on: some elements, and behind them the newest ones it has.
+
+    Attributes:
+        elements: What is put in front, such as one message that tells what was said.
+        keep_last: How many of its newest elements stay.
+    """
+
+    elements: Sequence[Any]
+    keep_last: int
+
+
+MaybeSummary: TypeAlias = Summary | None
+
+
 class SaveReceipt(msgspec.Struct, kw_only=True):
     """A checkpoint is durable.
 
@@ -140,6 +169,7 @@ class SaveReceipt(msgspec.Struct, kw_only=True):
         sequence: How many saves the namespace has seen.
         created_at: When it was stored.
         created: False when the very same save had been stored before.
+        needs_compaction: The lists that are longer than a save policy of the tenant, or of the agent, wants them.
     """
 
     thread_id: str
@@ -151,6 +181,7 @@ class SaveReceipt(msgspec.Struct, kw_only=True):
     sequence: int
     created_at: datetime
     created: bool
+    needs_compaction: tuple[LongList, ...] = ()
 
 
 class PendingWrite(msgspec.Struct, kw_only=True):

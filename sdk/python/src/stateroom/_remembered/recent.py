@@ -3,12 +3,15 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
+from typing import Generic, TypeVar
 
 from stateroom._io.processes import PerProcess
 
+V = TypeVar("V")
 
-class Recent:
-    """The last things that were noted; the oldest go first. Threads may share it.
+
+class Recent(Generic[V]):
+    """The last things that were noted, each with a value; the oldest go first. Threads may share it.
 
     Args:
         count_max: How many are remembered.
@@ -16,17 +19,27 @@ class Recent:
 
     def __init__(self, count_max: int = 1024) -> None:
         self._lock = PerProcess(threading.Lock)
-        self._noted: OrderedDict[Hashable, None] = OrderedDict()
+        self._noted: OrderedDict[Hashable, V] = OrderedDict()
         self._count_max = count_max
 
     def __contains__(self, thing: Hashable) -> bool:
         with self._lock.mine():
             return thing in self._noted
 
-    def note(self, thing: Hashable) -> None:
+    def get(self, thing: Hashable) -> V | None:
+        """What was noted of it; ``None``: nothing lately."""
+        with self._lock.mine():
+            return self._noted.get(thing)
+
+    def forget(self, thing: Hashable) -> None:
+        """Remember nothing of it."""
+        with self._lock.mine():
+            self._noted.pop(thing, None)
+
+    def note(self, thing: Hashable, value: V) -> None:
         """Remember it."""
         with self._lock.mine():
-            self._noted[thing] = None
+            self._noted[thing] = value
             self._noted.move_to_end(thing)
             while len(self._noted) > self._count_max:
                 self._noted.popitem(last=False)

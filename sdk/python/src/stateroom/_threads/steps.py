@@ -30,7 +30,7 @@ from stateroom._threads.plain import from_plain, result_type, state_from_plain, 
 from stateroom._threads.trajectories import Lines, TrajectoryStep
 from stateroom.errors import CheckpointNotFound, InvalidRequest, NotFound, OnceKeyReused
 from stateroom.schema import StateVersion, accepted
-from stateroom.types import CheckpointOptions, Head, ResolveArtifacts, SaveReceipt, StateT, Status, ThreadInfo
+from stateroom.types import CheckpointOptions, Head, LongList, ResolveArtifacts, SaveReceipt, StateT, Status, ThreadInfo
 
 ONCE_ANCHOR = "stateroom:once"
 """The checkpoint id that all ``once`` results of a namespace are kept under. No checkpoint has it.
@@ -101,6 +101,7 @@ class ThreadSteps(Generic[StateT]):
         self._head_id: str | None = None
         self._step: int | None = None
         self._fork_of: str | None = None
+        self._long: Sequence[LongList] = ()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.thread_id!r}, namespace={self.namespace!r})"
@@ -294,7 +295,22 @@ class ThreadSteps(Generic[StateT]):
         self._follow(receipt)
         return receipt
 
+    def _lists_to_compact(self, state: StateT, every: int | None) -> list[tuple[LongList, list[Any]]]:
+        """The lists of the state that was saved last to be asked about, each once."""
+        if every is not None and every < 1:
+            raise InvalidRequest("every so many steps: one, or more")
+        long = {each.channel: each for each in self._long}
+        is_time = every is not None and self._step is not None and self._step > 0 and self._step % every == 0
+        if not long and not is_time:
+            return []
+        self._long = ()
+        lists = {name: each for name, each in state_to_plain(state).items() if isinstance(each, list) and each}
+        if is_time:
+            long = {name: LongList(channel=name, elements=len(each)) for name, each in lists.items()} | long
+        return [(each, lists[name]) for name, each in long.items() if name in lists]
+
     def _follow(self, receipt: SaveReceipt) -> None:
+        self._long = receipt.needs_compaction
         self._fork_of = None
         self._take_position(receipt.checkpoint_id, receipt.step)
 

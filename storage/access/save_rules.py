@@ -1,11 +1,13 @@
-"""Whether a save must name the head it follows, by the save policies of its tenant and its agents.
+"""What the save policies of a tenant and its agents say of a save.
 
-Two agents count for a save: the one that the thread has, and the one that the save names. What an agent's policy says
-counts before what the tenant's says; where the two agents differ, the stricter one counts, so that nobody loses an
-update because somebody else is careless.
+They say whether it must name the head it follows, and which lists need compaction afterwards. Two agents count for a
+save: the one that the thread has, and the one that the save names. What an agent's policy says counts before what the
+tenant's says; where the two agents differ, the stricter one counts, so that nobody loses an update because somebody
+else is careless. Which lists are long the agent says that the save names, or else the thread's.
 
 A row that no gateway wrote (`storage.control.rows`) may have asked for it: a save that names its head is not concerned,
-any other is refused by name. Owns the resolution and the refusals; `storage.schemas.save_policies` has the verbs.
+any other is refused by name; what it said of lists nobody is told. Owns the resolution and the refusals;
+`storage.schemas.save_policies` has the verbs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,6 +19,7 @@ import msgspec
 
 from storage.control.rows import ControlRows, Proof, save_policy_row
 from storage.errors import IntegrityFailure, PreconditionRequired, Unfinished
+from storage.model import SaveRule
 from storage.statements.threads.checkpoints import PoliciesRow
 
 T = TypeVar("T")
@@ -33,7 +36,7 @@ class AgentUnsure(Unfinished):
     """Somebody wrote to the thread while its lock was waited for: who has the lock first knows which agent it has."""
 
 
-class Strictness(msgspec.Struct, frozen=True):
+class SaveRules(msgspec.Struct, frozen=True):
     """What save policies say of the saves to one thread.
 
     Attributes:
@@ -45,13 +48,13 @@ class Strictness(msgspec.Struct, frozen=True):
     """
 
     rows: tuple[str, ...] = ()
-    says: Mapping[str, bool] = {}
+    says: Mapping[str, SaveRule] = {}
     damaged: frozenset[str] = frozenset()
     agent: str | None = None
     unsure: bool = False
 
     @classmethod
-    def read(cls, control: ControlRows, tenant_id: UUID, row: PoliciesRow) -> "Strictness":
+    def read(cls, control: ControlRows, tenant_id: UUID, row: PoliciesRow) -> "SaveRules":
         """What counts for a save, by what `storage.statements.threads.checkpoints.OPEN` gave.
 
         Raises:
@@ -60,15 +63,15 @@ class Strictness(msgspec.Struct, frozen=True):
         if row.policy_rows and not control.can_check:
             raise ControlKeyNeeded
         says, damaged = {}, set()
-        for agent, strict, updated_at, proof in _policies(row):
-            if control.is_authentic(save_policy_row(tenant_id, agent, strict, updated_at), proof):
-                says[agent] = strict
+        for agent, rule, updated_at, proof in _policies(row):
+            if control.is_authentic(save_policy_row(tenant_id, agent, rule, updated_at), proof):
+                says[agent] = rule
             else:
                 damaged.add(agent)
         rows = tuple(row.policy_rows or ())
         return cls(rows, says, frozenset(damaged), row.agent_before, row.policies_unsure)
 
-    def of_thread(self, agent: str | None) -> "Strictness":
+    def of_thread(self, agent: str | None) -> "SaveRules":
         """The same for the next save, to a thread that has this agent now."""
         return msgspec.structs.replace(self, agent=agent, unsure=False)
 
@@ -92,13 +95,27 @@ class Strictness(msgspec.Struct, frozen=True):
                 if target in self.damaged:
                     unknown = target
                     break
-                if target in self.says:
-                    if self.says[target]:
+                if target in self.says and (strict := self.says[target].strict) is not None:
+                    if strict:
                         return whose(target)
                     break
         if unknown is not None:
             raise IntegrityFailure(f"the save policy of {whose(unknown)} was written or edited outside the gateway")
         return None
+
+    def lists_of(self, named: str | None) -> tuple[int | None, int | None]:
+        """How many elements, and bytes, a list may have before a save that names an agent is told that it is long.
+
+        None: nobody says so, or whoever does is damaged.
+        """
+        elements = size = None
+        for target in (EVERY_AGENT, named or self.agent):
+            if target in self.damaged:
+                elements = size = None
+            elif target is not None and (rule := self.says.get(target)) is not None:
+                elements = elements if rule.compact_elements is None else rule.compact_elements
+                size = size if rule.compact_bytes is None else rule.compact_bytes
+        return elements, size
 
 
 def precondition_required(who: str) -> PreconditionRequired:
@@ -114,9 +131,10 @@ def whose(agent: str) -> str:
     return "the tenant" if agent == EVERY_AGENT else f"agent {agent!r}"
 
 
-def _policies(row: PoliciesRow) -> Iterator[tuple[str, bool, datetime, Proof]]:
+def _policies(row: PoliciesRow) -> Iterator[tuple[str, SaveRule, datetime, Proof]]:
     columns = (
-        row.policy_agents, row.policy_strict, row.policy_updated_at, row.policy_macs, row.policy_mac_formats,
+        row.policy_agents, row.policy_strict, row.policy_compact_elements, row.policy_compact_bytes,
+        row.policy_updated_at, row.policy_macs, row.policy_mac_formats,
     )  # fmt: skip
-    for agent, strict, updated_at, mac, mac_format in zip(*(each or () for each in columns), strict=True):
-        yield agent, strict, updated_at, Proof(mac, mac_format)
+    for agent, *says, updated_at, mac, mac_format in zip(*(each or () for each in columns), strict=True):
+        yield agent, SaveRule(*says), updated_at, Proof(mac, mac_format)
