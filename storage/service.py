@@ -216,6 +216,7 @@ class Store:
         transferring = TransferParts(
             access=access,
             artifacts=ArtifactRows(access, self.ledger, blobs, self.blob_writer, self.blob_reader),
+            objects=self.archives.objects,
             state_schemas=self.state_schemas,
             adoptions=self.adoptions,
             policies=self.retention_policies,

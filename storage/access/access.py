@@ -87,6 +87,20 @@ class Access(Sealing):
         """As `writing`, for a scope that has keys; one without has no data, so ``otherwise`` is raised."""
         return self.run(scope, attempt, otherwise, share, bring_back=self._bring_back)
 
+    def reading_cold(
+        self,
+        scope: Scope,
+        attempt: Callable[[Sealer], Awaitable[T]],
+        otherwise: NotFound | IntegrityFailure,
+        share: ClientShare | None = None,
+    ) -> Awaitable[T]:
+        """As `reading`, for what reads archives and segments itself: nothing is restored or thawed.
+
+        Raises:
+            ThreadArchived: An object has to be thawed first.
+        """
+        return self.run(scope, attempt, otherwise, share, bring_back=self._tell_progress)
+
     def reading_thread(
         self,
         scope: Scope,

@@ -151,12 +151,6 @@ class SegmentedRows:
         if missing := self._missing({each.blob_id: each for each in found if each is not None}.values()):
             raise SegmentsNeeded(missing)
 
-    def whole(self) -> WholeRows:
-        """All rows, where every segment was fetched."""
-        if missing := self._missing(self._segments.all):
-            raise SegmentsNeeded(missing)
-        return self._here
-
     # --- listings --------------------------------------------------------------------------------------------------
 
     async def tag_uses(self, names: Sequence[str], tags: Sequence[bytes]) -> list[TagUse]:

@@ -17,7 +17,6 @@ from storage.statements.threads.checkpoints import LoadedRows
 from storage.statements.threads.threads import HeadRow, ThreadRow
 from storage.tiers.hot import HotListing, HotRows
 from storage.tiers.rows import Listing, Rows, WholeRows
-from storage.tiers.segments import SegmentedRows
 
 _PIECE_ID_BYTES = 17
 
@@ -55,14 +54,6 @@ class Snapshot(msgspec.Struct, frozen=True):
     def listing(self) -> Listing:
         """What a page of history asks."""
         return self.rows
-
-    def whole(self) -> WholeRows:
-        """All rows that move between tiers, for whoever reads the whole thread.
-
-        Raises:
-            SegmentsNeeded: Some are in segments that were not fetched.
-        """
-        return self.rows.whole() if isinstance(self.rows, SegmentedRows) else self.unsegmented
 
     def rows_of(self, thread_id: str) -> Rows:
         """The rows of a thread on a page of history: of this one."""

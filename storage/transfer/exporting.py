@@ -1,10 +1,9 @@
 """Exports: threads opened here and sealed for another deployment, as one stream.
 
-A thread is read in one snapshot into a spool, and sent from there at its reader's pace: what is exported is one moment
-of it, and no connection waits for whoever downloads. It is compared with its seals on the way, as a copy is; a thread
-that does not agree with them, or a piece that is gone, breaks the stream off before its last bytes, and no deployment
-accepts a stream that was broken off; in the export of a tenant it is left out, and named, instead. Archived threads are
-read from their objects, nothing is restored.
+A thread is read into spools (`storage.transfer.spooling`), and sent from there at its reader's pace: what is exported
+is one moment of it, and no connection waits for whoever downloads. It is compared with its seals on the way, as a copy
+is; a thread that does not agree with them, or a piece that is gone, breaks the stream off before its last bytes, and no
+deployment accepts a stream that was broken off; in the export of a tenant it is left out, and named, instead.
 
 `Exporting.content_digest` runs the same walk and keeps nothing but the digest, which depends on the thread's content
 alone: so an import is compared with what was exported.
@@ -31,9 +30,7 @@ from storage.access.access import Access
 from storage.access.completeness import (
     Writes,
     compare_checkpoints,
-    compare_namespaces,
     compare_writes,
-    open_own_head,
 )
 from storage.access.save_rules import EVERY_AGENT
 from storage.administration.audit import Audit
@@ -41,8 +38,6 @@ from storage.administration.jobs import CANCELLED, LEASE_SECONDS, Jobs, Lease, S
 from storage.administration.rounds import LeaseLostError
 from storage.artifacts.rows import ArtifactRows
 from storage.blobs.keyspace import BlobLocation
-from storage.control.rows import Proof
-from storage.encoding import encode_json, json_encoder
 from storage.errors import (
     ClientShareRequired,
     ClientShareUnexpected,
@@ -50,13 +45,12 @@ from storage.errors import (
     IntegrityFailure,
     InvalidState,
     JobCancelled,
-    RestoreNeeded,
     StateSchemaNotFound,
     StorageError,
     ThreadArchived,
     ThreadNotFound,
 )
-from storage.format.chain import HeadSeal, LiveSet, ThreadSeal
+from storage.format.chain import LiveSet, ThreadSeal
 from storage.format.export import (
     FORMAT,
     SLICE_BYTES,
@@ -89,32 +83,24 @@ from storage.format.key_versions import check_key_version
 from storage.format.manifest import chunk_location
 from storage.format.pieces import BlobChunk, open_content, unpack_ids
 from storage.format.pointer import BlobPointer
-from storage.format.record import CheckpointRow, WriteRow, open_checkpoint, open_thread, open_write
+from storage.format.record import open_checkpoint, open_write
 from storage.ledger.ledger import LiveBlob
-from storage.postgres.unit_of_work import Transaction, UnitOfWork
-from storage.retention.planner import NO_POLICY, Policy
+from storage.postgres.unit_of_work import UnitOfWork
 from storage.retention.policies import RetentionPolicies
 from storage.schemas.adoptions import Adoption, Adoptions
 from storage.schemas.registry import StateSchemas, encode_definition
 from storage.schemas.save_policies import NOTHING, SavePolicies
 from storage.scope import ClientShare, Scope, TenantScope
 from storage.statements.deployment import transfer as sql
-from storage.statements.deployment.transfer import ExportedThread
-from storage.statements.rules import retention as retention_sql
 from storage.statements.threads.completeness import SUBJECTS
-from storage.threads.holds import proved_thread_policy
-from storage.tiers.rows import BEFORE_WRITES, place_of
-from storage.tiers.snapshots import OpenSnapshot, Snapshot
-from storage.transfer.spool import Spool
+from storage.tiers.objects import ArchiveObjects
+from storage.transfer.spooling import NO_POLICY_JSON, SpooledThread, Spooling, encode_policy
 
 EXPORT_KIND = "export"
 IMPORT_KIND = "import"
 WHOLE_TENANT = "*"
 # How often a transfer's job row says how far it is, and keeps its lease.
 PROGRESS_SECONDS = 2.0
-# Rows that are read at a time; each is a piece of some 64 KiB at most, or a manifest.
-_CHUNK_ROWS = 64
-_ROWS = 200
 _PAGE_ROWS = 500
 # Rows that are opened before others have their turn.
 _TURN_ROWS = 20
@@ -137,17 +123,6 @@ def recipient_of(text: str) -> Recipient:
         return TransferRecipient.parse(text)
     except TransferKeyInvalid as fault:
         raise InvalidState(str(fault)) from None
-
-
-_policy_encoder = json_encoder(order="deterministic")
-
-
-def encode_policy(policy: Policy) -> bytes:
-    """A policy as it is stored, and sent."""
-    return _policy_encoder(policy)
-
-
-NO_POLICY_JSON = encode_policy(NO_POLICY)
 
 
 def transfer_target(scope: Scope, thread_id: str) -> str:
@@ -221,26 +196,6 @@ async def abandoned(_: Lease) -> Slice:
     return Slice(ended=True, error="the connection that this was sent over is gone; begin again")
 
 
-@dataclass(slots=True)
-class _Copied:
-    """One thread as one snapshot saw it. Rows are as they are stored, sealed; artifacts are described."""
-
-    sealer: Sealer
-    row: ExportedThread
-    thread: ThreadSeal
-    policy: bytes | None
-    heads: list[tuple[str, str, HeadSeal]]
-    artifacts: Spool = field(default_factory=Spool)
-    writes: Spool = field(default_factory=Spool)
-    checkpoints: Spool = field(default_factory=Spool)
-    chunks: Spool = field(default_factory=Spool)
-    places: dict[bytes, int] = field(default_factory=dict)
-
-    def close(self) -> None:
-        for each in (self.artifacts, self.writes, self.checkpoints, self.chunks):
-            each.close()
-
-
 @dataclass(frozen=True, slots=True)
 class Digested:
     """A thread's content digest, and how often the thread was written to when it was taken."""
@@ -274,6 +229,7 @@ class TransferParts:
 
     access: Access
     artifacts: ArtifactRows
+    objects: ArchiveObjects
     state_schemas: StateSchemas
     adoptions: Adoptions
     policies: RetentionPolicies
@@ -306,6 +262,7 @@ class Exporting:
         self._access = parts.access
         self._unit_of_work = parts.access.unit_of_work
         self._artifacts = parts.artifacts
+        self._spooling = Spooling(parts.access, parts.artifacts, parts.objects)
         self._schemas = parts.state_schemas
         self._adoptions = parts.adoptions
         self._policies = parts.policies
@@ -328,25 +285,24 @@ class Exporting:
             ThreadNotFound: there is none.
             ClientShareRequired, ClientShareWrong, ClientShareUnexpected: the share is not the thread's.
             ThreadArchived: its archive has to be thawed first.
-            RestoreNeeded: its archive is too large to be read without restoring it.
             TransferKeyInvalid: nothing can be sealed for the recipient.
             IntegrityFailure: the thread does not agree with its seals; if that shows later, the content raises it.
         """
-        copied = await self._copy(scope, thread_id, share)
+        spooled = await self._spooling.spool(scope, thread_id, share)
         try:
             export_id, progress = await self._begin(TenantScope(scope.tenant_id), recipient, actor, scope, thread_id)
         except BaseException:
-            copied.close()
+            spooled.close()
             raise
         sending = _Sending(recipient, export_id, "thread", scope.tenant_id, actor, progress)
 
         async def records() -> AsyncGenerator[Record | bytes, None]:
-            async for each in self._schemas_of(scope, copied):
+            async for each in self._schemas_of(scope, spooled):
                 yield each
-            async for encoded in self._emitted(scope, thread_id, copied):
+            async for encoded in self._emitted(scope, thread_id, spooled):
                 yield encoded
 
-        return Export(export_id, progress.job_id, self._content(sending, records, copied.close))
+        return Export(export_id, progress.job_id, self._content(sending, records, spooled.close))
 
     async def tenant(
         self, scope: TenantScope, recipient: TransferRecipient, actor: str, share: ClientShare | None = None
@@ -386,15 +342,15 @@ class Exporting:
         Raises:
             StorageError: as `thread`.
         """
-        copied = await self._copy(scope, thread_id, share)
+        spooled = await self._spooling.spool(scope, thread_id, share)
         try:
             digest = b""
-            async for encoded in self._emitted(scope, thread_id, copied, updated_at):
+            async for encoded in self._emitted(scope, thread_id, spooled, updated_at):
                 digest = encoded
             ending = msgspec.msgpack.decode(digest, type=Ending)
-            return Digested(ending.digest, copied.row.activity)
+            return Digested(ending.digest, spooled.row.activity)
         finally:
-            copied.close()
+            spooled.close()
 
     # --- the file --------------------------------------------------------------------------------------------------
 
@@ -461,12 +417,11 @@ class Exporting:
                     note = f"{note or 'broken off'}; {len(damaged)} damaged: {named}"
                 await progress.end(error, note)
 
-    async def _schemas_of(self, scope: Scope, copied: _Copied) -> AsyncIterator[Schema]:
+    async def _schemas_of(self, scope: Scope, spooled: SpooledThread) -> AsyncIterator[Schema]:
         """The schemas that one thread's state is at."""
         names: set[str] = set()
-        for spool, row in ((copied.checkpoints, CheckpointRow), (copied.writes, WriteRow)):
-            at = row.__struct_fields__.index("state_schema")
-            names.update(values[at] for values in spool if values[at] is not None)
+        for rows in (spooled.checkpoints, spooled.writes):
+            names.update(row.state_schema for row in rows if row.state_schema is not None)
         for name in sorted(names):
             try:
                 versions = await self._schemas.get(scope, name)
@@ -534,10 +489,10 @@ class Exporting:
         """A thread, or that it is left out; nothing of one that was deleted meanwhile."""
         reason: Reason
         try:
-            copied = await self._copy(scope, thread_id, share)
+            spooled = await self._spooling.spool(scope, thread_id, share)
         except (ClientShareRequired, ClientShareWrong, ClientShareUnexpected):
             reason = "client-share"
-        except (ThreadArchived, RestoreNeeded):
+        except ThreadArchived:
             reason = "archived"
         except IntegrityFailure:
             reason = "damaged"
@@ -545,143 +500,48 @@ class Exporting:
             return
         else:
             try:
-                async for encoded in self._emitted(scope, thread_id, copied):
+                async for encoded in self._emitted(scope, thread_id, spooled):
                     yield encoded
             except IntegrityFailure:
                 yield Broken("damaged")  # some of it is out already
             finally:
-                copied.close()
+                spooled.close()
             return
         yield LeftOut(scope.subject_id, thread_id, reason)
-
-    # --- reading ---------------------------------------------------------------------------------------------------
-
-    async def _copy(self, scope: Scope, thread_id: str, share: ClientShare | None) -> _Copied:
-        """Copy a thread as it is at one moment."""
-        await self._access.control.ready()
-
-        async def work(sealer: Sealer, open_snapshot: OpenSnapshot) -> _Copied:
-            async with open_snapshot() as snapshot:
-                transaction = snapshot.transaction
-                await self._access.check_keys_in(transaction, scope, sealer)
-                row = await transaction.fetch_one(sql.EXPORTED, thread_id=thread_id)
-                if row is None:
-                    raise ThreadNotFound
-                thread = open_thread(sealer, thread_id, row.created_at, row.seal)
-                snapshot.check_tier(row.tier, row.cold)
-                heads = await snapshot.heads()
-                compare_namespaces(sealer, thread, [each.namespace for each in heads])
-                opened = [
-                    (each.namespace, each.head_id, open_own_head(sealer, thread_id, thread, each)) for each in heads
-                ]
-                own = await transaction.fetch_one(retention_sql.THREAD_ONE, thread_id=thread_id)
-                if own is not None:
-                    proof = Proof(own.mac, own.mac_format)
-                    self._access.control.check(proved_thread_policy(scope, thread_id, own), proof)
-                policy = None if own is None or own.policy == NO_POLICY_JSON else own.policy
-                copied = _Copied(sealer, row, thread, policy, opened)
-                try:
-                    await self._copy_rows(snapshot, copied)
-                except BaseException:
-                    copied.close()
-                    raise
-                return copied
-
-        return await self._access.reading_thread(scope, thread_id, work, ThreadNotFound(), share)
-
-    async def _copy_rows(self, snapshot: Snapshot, copied: _Copied) -> None:  # noqa: C901  three tables
-        rows, after = snapshot.whole(), BEFORE_WRITES
-        while True:
-            writes = await rows.writes_after(after, _ROWS)
-            for write in writes:
-                copied.writes.add(*msgspec.structs.astuple(write))
-                after = place_of(write)
-            if len(writes) < _ROWS:
-                break
-        for namespace, _, _ in copied.heads:
-            last = ""
-            while True:
-                checkpoints = await rows.checkpoints_after(namespace, last, _ROWS)
-                for checkpoint in checkpoints:
-                    copied.checkpoints.add(*msgspec.structs.astuple(checkpoint))
-                    last = checkpoint.checkpoint_id
-                if len(checkpoints) < _ROWS:
-                    break
-        piece_id = b""
-        while True:
-            pieces = await rows.pieces_after(piece_id, _CHUNK_ROWS)
-            named = [UUID(bytes=row.named_ids) for row in pieces if row.named_ids is not None]
-            blobs = await self._pointers(snapshot.transaction, copied.sealer, named)
-            for row in pieces:
-                piece_id = row.piece_id
-                blob = None if row.named_ids is None else blobs[UUID(bytes=row.named_ids)]
-                pointer = (None, 0) if blob is None else (blob.pointer.blob_key, blob.pointer.size_bytes)
-                at = copied.chunks.add(row.children, row.named_ids, row.envelope, row.key_version, *pointer)
-                copied.places[piece_id] = at
-            if len(pieces) < _CHUNK_ROWS:
-                break
-        await self._copy_artifacts(snapshot.transaction, snapshot.thread_id, copied)
-
-    async def _pointers(
-        self, transaction: Transaction, sealer: Sealer, blob_ids: Sequence[UUID]
-    ) -> dict[UUID, LiveBlob]:
-        if not blob_ids:
-            return {}
-        return await self._access.offload.ledger.pointers(transaction, sealer, blob_ids)
-
-    async def _copy_artifacts(self, transaction: Transaction, thread_id: str, copied: _Copied) -> None:
-        ids = await transaction.fetch_all(sql.ARTIFACT_IDS, thread_id=thread_id)
-        ledger = self._access.offload.ledger
-        for start in range(0, len(ids), _ROWS):
-            found = await ledger.artifacts(transaction, ids[start : start + _ROWS])
-            if len(found) != len(ids[start : start + _ROWS]):
-                raise IntegrityFailure("a stored artifact is missing")
-            blobs = await self._pointers(transaction, copied.sealer, [row.blob_id for row in found.values()])
-            for row in found.values():
-                opener = copied.sealer if row.client_share else copied.sealer.without_share
-                artifact = await self._artifacts.open(transaction, opener, row)
-                pointer = blobs[row.blob_id].pointer
-                if pointer.size_bytes != artifact.size_bytes:
-                    raise IntegrityFailure("an artifact and its blob do not have the same length")
-                copied.artifacts.add(
-                    row.artifact_id.bytes, artifact.thread_id, artifact.name, artifact.number, artifact.media_type,
-                    encode_json(artifact.metadata), artifact.preview, artifact.digest, artifact.size_bytes,
-                    artifact.client_share, artifact.created_at, row.blob_id.bytes, pointer.blob_key,
-                )  # fmt: skip
 
     # --- sending ---------------------------------------------------------------------------------------------------
 
     async def _emitted(
-        self, scope: Scope, thread_id: str, copied: _Copied, updated_at: datetime | None = None
+        self, scope: Scope, thread_id: str, spooled: SpooledThread, updated_at: datetime | None = None
     ) -> AsyncGenerator[bytes, None]:
         """The records of a thread, encoded; the last one is its `Ending`."""
-        emission = _Emission(self._access, scope, thread_id, copied)
-        row = copied.row
+        emission = _Emission(self._access, scope, thread_id, spooled)
+        row = spooled.row
         yield emission.out(
             Beginning(
-                self._source(scope, thread_id, copied.thread), scope.subject_id, thread_id, row.agent, row.status,
-                row.strict, copied.thread.share_check is not None, row.created_at,
+                self._source(scope, thread_id, spooled.thread), scope.subject_id, thread_id, row.agent, row.status,
+                row.strict, spooled.thread.share_check is not None, row.created_at,
                 updated_at or row.updated_at,
             )
         )  # fmt: skip
-        if copied.policy is not None:
-            yield emission.out(PolicyRecord("thread", "", copied.policy))
-        if copied.thread.link is not None:
-            link = copied.thread.link
+        if spooled.policy is not None:
+            yield emission.out(PolicyRecord("thread", "", spooled.policy))
+        if spooled.thread.link is not None:
+            link = spooled.thread.link
             yield emission.out(LinkRecord(link.thread_id, link.namespace, link.checkpoint_id))
-        for values in copied.artifacts:
-            async for encoded in self._artifact(scope, copied.sealer, emission, values):
+        for values in spooled.artifacts:
+            async for encoded in self._artifact(scope, spooled.sealer, emission, values):
                 yield encoded
         async for encoded in emission.writes():
             yield encoded
         async for encoded in emission.checkpoints():
             yield encoded
         emission.compare()
-        for namespace, head_id, head in copied.heads:
+        for namespace, head_id, head in spooled.heads:
             yield emission.out(Head(namespace, head_id, head.sequence))
         yield encode(
             Ending(
-                copied.artifacts.count, len(emission.numbers), copied.writes.count, copied.checkpoints.count,
+                spooled.artifacts.count, len(emission.numbers), spooled.writes.count, spooled.checkpoints.count,
                 emission.digest.digest(),
             )
         )  # fmt: skip
@@ -712,13 +572,13 @@ class Exporting:
 class _Emission:
     """One thread on its way out: which pieces are sent, and what its seals must say of what was sent."""
 
-    def __init__(self, access: Access, scope: Scope, thread_id: str, copied: _Copied) -> None:
+    def __init__(self, access: Access, scope: Scope, thread_id: str, spooled: SpooledThread) -> None:
         self._thread_id = thread_id
         self.digest = RunningDigest()
         self.numbers: dict[bytes, int] = {}
         self._access = access
         self._scope = scope
-        self._copied = copied
+        self._spooled = spooled
         self._written = Writes()
         self._live: dict[str, LiveSet] = {}
 
@@ -730,10 +590,10 @@ class _Emission:
 
     async def writes(self) -> AsyncIterator[bytes]:
         """Pending writes, each after its pieces."""
-        for number, values in enumerate(self._copied.writes):
+        for number, row in enumerate(self._spooled.writes):
             if number % _TURN_ROWS == 0:
                 await asyncio.sleep(0)
-            opened = open_write(self._copied.sealer, WriteRow(*values))
+            opened = open_write(self._spooled.sealer, row)
             columns = opened.columns
             self._written.add(columns.namespace, columns.checkpoint_id, opened.mac)
             async for encoded in self._pieces(opened.ids):
@@ -749,10 +609,10 @@ class _Emission:
 
     async def checkpoints(self) -> AsyncIterator[bytes]:
         """Checkpoints, each after its pieces."""
-        for number, values in enumerate(self._copied.checkpoints):
+        for number, row in enumerate(self._spooled.checkpoints):
             if number % _TURN_ROWS == 0:
                 await asyncio.sleep(0)
-            opened = open_checkpoint(self._copied.sealer, CheckpointRow(*values))
+            opened = open_checkpoint(self._spooled.sealer, row)
             columns, manifest = opened.columns, opened.manifest
             self._live[columns.namespace] = self._live.get(columns.namespace, LiveSet()).add(opened.member)
             async for encoded in self._pieces(opened.ids):
@@ -773,8 +633,8 @@ class _Emission:
         Raises:
             IntegrityFailure: something is missing, or should not be there.
         """
-        compare_writes(self._written.total, self._copied.thread.writes)
-        for namespace, head_id, head in self._copied.heads:
+        compare_writes(self._written.total, self._spooled.thread.writes)
+        for namespace, head_id, head in self._spooled.heads:
             compare_writes(self._written.of(namespace, head_id), head.writes)
             compare_checkpoints(self._live.get(namespace, LiveSet()), head.live)
 
@@ -791,10 +651,10 @@ class _Emission:
                 if piece_id in self.numbers:
                     waiting.pop()
                     continue
-                at = self._copied.places.get(piece_id)
+                at = self._spooled.places.get(piece_id)
                 if at is None:
                     raise IntegrityFailure("a stored piece is missing")
-                children, named_ids, envelope, key_version, blob_key, size = self._copied.chunks.get(at)
+                children, named_ids, envelope, key_version, blob_key, size = self._spooled.chunks.get(at)
                 below = [] if children is None else unpack_ids(children)
                 missing = [each for each in below if each not in self.numbers]
                 if missing and piece_id not in entered:
@@ -818,7 +678,7 @@ class _Emission:
         blob_key: bytes | None,
         size: int,
     ) -> AsyncIterator[bytes]:
-        sealer = self._copied.sealer
+        sealer = self._spooled.sealer
         try:
             plaintext = sealer.open(Kind.CHUNK, chunk_location(piece_id, children, named_ids), envelope)
         except OpenError:

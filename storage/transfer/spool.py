@@ -57,8 +57,12 @@ class Spool:
 
     def __iter__(self) -> Iterator[list[Any]]:
         """All records; more may be read or added meanwhile."""
-        at = 0
-        while at < self.size_bytes:
+        return self.between(0, None)
+
+    def between(self, start: int, end: int | None) -> Iterator[list[Any]]:
+        """The records from a place that `add` returned up to another one; None: to the end, wherever that is then."""
+        at = start
+        while at < (self.size_bytes if end is None else end):
             values, at = self._read(at)
             yield values
 
