@@ -13,6 +13,10 @@ Archiving, in this order:
 Whoever dies before the flip commits leaves an intent, whose object the sweeper removes; after it, an archived thread.
 There is never a moment at which the rows are in neither place, nor one at which both are believed: the tier says which.
 
+A thread that takes much more than a reader may hold is archived in parts, where segments may be written: first its
+older checkpoints move into segments, and then what is left is archived as above. So neither archiving nor reading nor
+restoring holds all of it, and whoever dies in between leaves a hot thread with segments.
+
 Restoring reads the object, checks it in the same way, and puts the rows back verbatim in one transaction that compares
 the stub; of a thread with segments it brings those back too. An object brought back has no reference, and the sweeper
 frees it after the backup window. A job that archives only the older part of a thread is begun and driven here, but the
@@ -81,6 +85,8 @@ from storage.tiers.objects import ArchiveObjects, Readiness, thaw_progress
 
 # Envelopes of one archive: a restore holds them in memory, so that no transaction waits for the object store.
 ARCHIVE_BYTES_MAX: Final = 256 * 1024 * 1024
+# Of a thread that takes more, the older part goes into segments before it is archived: its readers hold less then.
+UNSEGMENTED_BYTES_MAX: Final = 32 * 1024 * 1024
 # What restores under way in one process hold together.
 RESTORING_BYTES_MAX: Final = ARCHIVE_BYTES_MAX
 # Of one table, in one snapshot and one frame of the archive.
@@ -182,6 +188,10 @@ class _Request(msgspec.Struct, frozen=True):
     activity: int | None
 
 
+class _InPartsFirst(Exception):
+    """The thread is so large that its older part should be in segments."""
+
+
 class _Read(msgspec.Struct, frozen=True):
     """What the first snapshot of a thread showed: its row and heads, and the first page of each table."""
 
@@ -206,7 +216,6 @@ class Archives:
         jobs: Jobs,
         audit: Audit,
         *,
-        bytes_max: int = ARCHIVE_BYTES_MAX,
         thaw_look_seconds: float = THAW_LOOK_SECONDS,
     ) -> None:
         """Use the object store of archives, whose life is the caller's; None: nothing can be archived."""
@@ -216,9 +225,10 @@ class Archives:
         self._writer = writer
         self._jobs = jobs
         self._audit = audit
-        self._bytes_max = bytes_max
+        self._bytes_max = ARCHIVE_BYTES_MAX
+        self._unsegmented_bytes_max = UNSEGMENTED_BYTES_MAX
         self._thaw_look_seconds = thaw_look_seconds
-        self._restoring = Budget(max(bytes_max, RESTORING_BYTES_MAX))
+        self._restoring = Budget(RESTORING_BYTES_MAX)
 
     # --- archiving -------------------------------------------------------------------------------------------------
 
@@ -255,10 +265,19 @@ class Archives:
         run = _Archiving(self._sealing, self.objects, self._writer, self._audit, self._bytes_max)
         request = _Request(scope, thread_id, actor, wanted, activity)
 
-        async def work(sealer: Sealer) -> Archived:
-            return await run.attempt(request, sealer.without_share)
+        async def archived(unsegmented_bytes_max: int) -> Archived:
+            async def work(sealer: Sealer) -> Archived:
+                return await run.attempt(request, sealer.without_share, unsegmented_bytes_max)
 
-        return await self._sealing.run(scope, work, ThreadNotFound())
+            return await self._sealing.run(scope, work, ThreadNotFound())
+
+        try:
+            return await archived(self._unsegmented_bytes_max)
+        except _InPartsFirst:
+            if await self.segmenting.is_on():
+                rule = ThinningRule(keep_last=1)
+                await self.segmenting.move(scope, thread_id, rule, actor=actor, storage_class=storage_class)
+            return await archived(self._bytes_max)
 
     # --- restoring -------------------------------------------------------------------------------------------------
 
@@ -547,8 +566,13 @@ class _Archiving:
     audit: Audit
     bytes_max: int
 
-    async def attempt(self, request: _Request, sealer: Sealer) -> Archived:
-        """One attempt, with an object of its own."""
+    async def attempt(self, request: _Request, sealer: Sealer, unsegmented_bytes_max: int) -> Archived:
+        """One attempt, with an object of its own.
+
+        Raises:
+            _InPartsFirst: The thread takes more than ``unsegmented_bytes_max``, and no share keeps it from going in
+                parts.
+        """
         scope = request.scope
         async with self.sealing.unit_of_work.snapshot(scope) as transaction:
             await self.sealing.check_keys_in(transaction, scope, sealer)
@@ -561,6 +585,8 @@ class _Archiving:
         if request.activity is not None and read.thread.activity != request.activity:
             raise ThreadActive
         size = read.thread.hot_bytes + ROW_BYTES * sum(read.thread.counts.values())
+        if unsegmented_bytes_max < size and unsegmented_bytes_max < self.bytes_max and not read.thread.client_share:
+            raise _InPartsFirst
         if size > self.bytes_max:
             raise ArchiveTooLarge
         new = NewBlob(new_blob_id(), "archive", object_bytes(size), place="archive")

@@ -239,6 +239,11 @@ class Segmenting:
 
         return await self._sealing.run(scope, work, ThreadNotFound(), share)
 
+    async def is_on(self) -> bool:
+        """Whether segments may be written."""
+        await self._sealing.control.ready()
+        return self._sealing.control.features.is_on(SEGMENTS)
+
     async def require_feature(self) -> None:
         """Return if segments may be written.
 
