@@ -234,7 +234,7 @@ SECTIONS: Final = {
         Limit(
             "ARCHIVE_BYTES_MAX",
             archives,
-            "sealed rows of a thread that is archived, without large values",
+            "sealed rows of a thread that is archived as one object, without large values",
             "archive-too-large",
         ),
         Limit(

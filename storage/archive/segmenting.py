@@ -68,7 +68,7 @@ from storage.scope import ClientShare, Scope
 from storage.statements.threads import archives as sql
 from storage.statements.threads import pruning as pruning_sql
 from storage.statements.threads import threads as threads_sql
-from storage.statements.threads.archives import ENVELOPES, SegmentRow
+from storage.statements.threads.archives import ENVELOPES, PieceSizeRow, SegmentRow
 from storage.statements.threads.pruning import GarbageRow
 from storage.threads.plans import (
     Guard,
@@ -90,6 +90,9 @@ from storage.tiers.views import cold_sums, memory_bytes
 SEGMENT_CHECKPOINTS_MAX: Final = 1000
 SEGMENT_ROWS_MAX: Final = 2000
 SEGMENT_BYTES_MAX: Final = 4 * 1024 * 1024
+# And of the pieces that it adds to its volume: a reader holds segments of one volume, and a flip writes one. A single
+# checkpoint may have more.
+SEGMENT_PIECES_BYTES_MAX: Final = 8 * 1024 * 1024
 # A volume is closed when so much was added after its first segment, and twice as much as that has.
 VOLUME_BYTES_MIN: Final = 8 * 1024 * 1024
 # What restores of segments hold together in one process.
@@ -167,6 +170,70 @@ class _Draft(msgspec.Struct, frozen=True):
 
     rows: ThreadRows
     refs: list[CheckpointRef]
+
+
+class _NewPieces:
+    """The pieces that a segment adds to its volume, by their sizes: they are read when it is known which they are."""
+
+    def __init__(self, transaction: Transaction, thread_id: str, in_volume: frozenset[bytes]) -> None:
+        self._transaction = transaction
+        self._thread_id = thread_id
+        self._in_volume = in_volume
+        self._known: dict[bytes, PieceSizeRow] = {}
+        self._taken: dict[bytes, None] = {}
+        self._bytes = 0
+
+    @property
+    def taken(self) -> list[bytes]:
+        """The ids of the pieces."""
+        return [*self._taken]
+
+    async def take(
+        self, refs: Sequence[CheckpointRef], rows: Mapping[str, Sequence[Any]], *, bytes_max: int, begun: bool
+    ) -> list[CheckpointRef]:
+        """Take the pieces of the first of these checkpoints, as many as there is room for; returns those.
+
+        ``begun``: there are others already. Otherwise those with the first id are taken however large they are.
+
+        Raises:
+            IntegrityFailure: A piece is not stored.
+        """
+        named: dict[CheckpointRef, list[bytes]] = {}
+        for row in (*rows[CHECKPOINTS], *rows[PENDING_WRITES]):
+            named.setdefault((row.namespace, row.checkpoint_id), []).extend(unpack_ids(row.piece_ids))
+        await self._learn({each for ids in named.values() for each in ids})
+        fitting: list[CheckpointRef] = []
+        for _, same in groupby(refs, key=lambda ref: ref[1]):
+            own = list(same)
+            new = self._new({each for ref in own for each in named.get(ref, ())})
+            size = sum(self._known[each].size for each in new)
+            if (begun or fitting) and self._bytes + size > bytes_max:
+                break
+            self._taken.update(dict.fromkeys(new))
+            self._bytes += size
+            fitting += own
+        return fitting
+
+    async def _learn(self, piece_ids: set[bytes]) -> None:
+        """Ask for the sizes of pieces, and of those that they consist of."""
+        wanted = piece_ids - self._in_volume - self._known.keys()
+        while wanted:
+            found = await self._transaction.fetch_all(
+                sql.PIECE_SIZES, thread_id=self._thread_id, piece_ids=sorted(wanted)
+            )
+            if len(found) != len(wanted):
+                raise IntegrityFailure("a stored piece is missing")
+            self._known.update((row.piece_id, row) for row in found)
+            children = {each for row in found for each in unpack_ids(row.children or b"")}
+            wanted = children - self._in_volume - self._known.keys()
+
+    def _new(self, piece_ids: set[bytes]) -> set[bytes]:
+        """Those of these pieces, and of what they consist of, that were not taken."""
+        new: set[bytes] = set()
+        while piece_ids := piece_ids - self._in_volume - self._taken.keys() - new:
+            new |= piece_ids
+            piece_ids = {each for known in piece_ids for each in unpack_ids(self._known[known].children or b"")}
+        return new
 
 
 class Segmenting:
@@ -460,6 +527,7 @@ class _Moving:
     ) -> _Draft:
         """The rows of as many checkpoints as one segment has, with the pieces that the volume lacks."""
         rows, refs = ThreadRows.empty(), list[CheckpointRef]()
+        pieces = _NewPieces(transaction, thread_id, volume.piece_ids)
         row_count = size = 0
         while len(refs) < min(len(run), self.checkpoints_max) and size < SEGMENT_BYTES_MAX:
             some: list[CheckpointRef] = []
@@ -475,33 +543,27 @@ class _Moving:
             if not some:
                 break
             names, ids = columns_of(some)
-            for table, statement in sql.OF.items():
-                found = await transaction.fetch_all(
-                    statement, thread_id=thread_id, namespaces=names, checkpoint_ids=ids
-                )
-                rows.of(table).extend(msgspec.structs.asdict(row) for row in found)
-            refs += some
+            found = {
+                table: await transaction.fetch_all(statement, thread_id=thread_id, namespaces=names, checkpoint_ids=ids)
+                for table, statement in sql.OF.items()
+            }
+            fitting = await pieces.take(some, found, bytes_max=SEGMENT_PIECES_BYTES_MAX, begun=bool(refs))
+            taken = {*fitting}
+            for table, those in found.items():
+                stored = map(msgspec.structs.asdict, those)
+                rows.of(table).extend(row for row in stored if (row["namespace"], row["checkpoint_id"]) in taken)
+            refs += fitting
             size = sum(_bytes_of(rows, table) for table in (CHECKPOINTS, PENDING_WRITES))
-            if row_count > SEGMENT_ROWS_MAX:
+            if row_count > SEGMENT_ROWS_MAX or len(fitting) < len(some):
                 break
-        await self._add_pieces(transaction, thread_id, rows, volume)
+        for at in range(0, len(pieces.taken), _READ_ROWS):
+            found_pieces = await transaction.fetch_all(
+                sql.PIECES, thread_id=thread_id, piece_ids=pieces.taken[at : at + _READ_ROWS]
+            )
+            rows.chunks.extend(map(msgspec.structs.asdict, found_pieces))
         for table in (CHECKPOINTS, TAGS, PENDING_WRITES, CHUNKS):
             rows.of(table).sort(key=lambda row: tuple(row[name] for name in sql.ORDER[table]))
         return _Draft(rows, refs)
-
-    async def _add_pieces(self, transaction: Transaction, thread_id: str, rows: ThreadRows, volume: _Volume) -> None:
-        wanted = {each for row in (*rows.checkpoints, *rows.writes) for each in unpack_ids(row["piece_ids"])}
-        wanted -= volume.piece_ids
-        here: set[bytes] = set()
-        while wanted:
-            found = await transaction.fetch_all(sql.PIECES, thread_id=thread_id, piece_ids=sorted(wanted))
-            if len(found) != len(wanted):
-                raise IntegrityFailure("a stored piece is missing")
-            here |= wanted
-            pieces = [msgspec.structs.asdict(row) for row in found]
-            rows.chunks.extend(pieces)
-            children = {each for row in pieces for each in unpack_ids(row["children"] or b"")}
-            wanted = children - here - volume.piece_ids
 
     async def _written(
         self, request: _Request, plan: Plan, draft: _Draft, place: tuple[int, _Volume], new: NewBlob, now: datetime

@@ -150,6 +150,21 @@ PIECES = Statement(
     f" WHERE {_THREAD} AND piece_id = ANY(:piece_ids::bytea[])",
     _row(CHUNKS),
 )
+
+
+class PieceSizeRow(msgspec.Struct, frozen=True):
+    """How long a piece's envelope is, and the pieces that it consists of."""
+
+    piece_id: bytes
+    children: bytes | None
+    size: int
+
+
+PIECE_SIZES = Statement(
+    f"SELECT piece_id, children, octet_length(envelope) AS size FROM stateroom.chunks"
+    f" WHERE {_THREAD} AND piece_id = ANY(:piece_ids::bytea[])",
+    PieceSizeRow,
+)
 ADD = {table: _add(table) for table in TABLES}
 # Tags go with their checkpoints; here they go first, so that they can be counted.
 REMOVE = {

@@ -1,5 +1,7 @@
 """Segments: old checkpoints leave the database while their thread goes on, and readers see the same."""
 
+from random import Random  # noqa: TID251  seeded
+
 import pytest
 
 from storage.blobs.memory import MemoryBlobStore
@@ -94,6 +96,28 @@ async def test_moving_again_takes_what_became_old_into_the_same_volume(store, sc
     assert (await move(store, scope)).segments == 0
     assert len((await store.checkpoints.history(scope, HistoryQuery(thread_id="t1", limit=100))).items) == 12
     await clean(store, scope)
+
+
+async def test_a_segment_has_room_for_so_many_bytes_of_pieces_and_for_one_checkpoint_with_more(store, scope, admin):
+    random = Random(8)  # noqa: S311  the same bytes each time, which nothing makes shorter
+
+    async def add(mib):
+        lines = [random.randbytes(2048) for _ in range(mib * 512)]
+        return (await save(store, scope, content=state(lines=lines))).checkpoint_id
+
+    sizes = [3, 3, 3, 10, 3, 1, 1, 1, 1]  # the last one stays
+    ids = [await add(mib) for mib in sizes]
+    hot = [contents(await load(store, scope, checkpoint_id=each)) for each in ids]
+
+    done = await move(store, scope, ThinningRule(keep_last=1))
+
+    assert (done.segments, done.checkpoints) == (4, 8)
+    stubs = sorted(await rows(admin, scope, "t1", "archives"), key=lambda row: row["segment"])
+    assert [row["checkpoints"] for row in stubs] == [2, 1, 1, 4]
+    assert [contents(await load(store, scope, checkpoint_id=each)) for each in ids] == hot
+    await clean(store, scope)
+    assert await store.archives.restore(scope, "t1")
+    assert [contents(await load(store, scope, checkpoint_id=each)) for each in ids] == hot
 
 
 async def chat_on(store, scope, turns):
