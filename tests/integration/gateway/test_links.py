@@ -7,12 +7,14 @@ from datetime import UTC, datetime
 from uuid import uuid4
 
 import httpx
+import httpx2
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from crypto import MemoryRootKey
 from gateway.app import create_app
 from gateway.authentication import api_keys
+from stateroom import AsyncClient
 from storage.control.features import LINKS
 from storage.model import Tenant
 from storage.scope import OperatorScope, TenantScope
@@ -196,3 +198,20 @@ async def test_who_links_and_deletes_families_is_on_record(store, client, tenant
         ("link_thread", "subject/user-1/thread/child", 200),
         ("delete_thread", "subject/user-1/thread/trip", 204),
     }
+
+
+async def test_the_client_links_lists_unlinks_and_deletes_a_family(store, service_key):
+    transport = httpx2.ASGITransport(create_app(settings(), store=store))
+    async with AsyncClient("http://test", api_key=service_key, subject="user-1", transport=transport) as sdk:
+        trip, hotels, flights = (sdk.thread(name) for name in ("trip", "hotels", "flights"))
+        saved = await trip.save({"n": 1})
+        made = await hotels.link("trip", checkpoint_id=saved.checkpoint_id)
+        shown = made.parent
+        assert (shown.thread_id, shown.checkpoint_id, shown.absent) == ("trip", saved.checkpoint_id, False)
+        await flights.link("trip")
+        assert [each.thread_id async for each in trip.children()] == ["flights", "hotels"]
+        assert (await hotels.info()).parent == shown
+        await flights.unlink()
+        assert [each.thread_id async for each in trip.children()] == ["hotels"]
+        assert await trip.delete(family=True)
+        assert [each.thread_id async for each in sdk.threads()] == ["flights"]
