@@ -569,7 +569,7 @@ class Exporting:
                     raise ThreadNotFound
                 thread = open_thread(sealer, thread_id, row.created_at, row.seal)
                 snapshot.check_tier(row.tier, row.cold)
-                heads = await snapshot.heads()
+                heads = await snapshot.every_head()
                 compare_namespaces(sealer, thread, [each.namespace for each in heads])
                 opened = [
                     (each.namespace, each.head_id, open_own_head(sealer, thread_id, thread, each)) for each in heads

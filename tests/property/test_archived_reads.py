@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from storage.archive.segmenting import Segmenting
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import ManualClock
-from storage.control.features import SEGMENTS
+from storage.control.features import COLD_NAMESPACES, SEGMENTS
 from storage.errors import StorageError
 from storage.model import (
     ChannelHistoryQuery,
@@ -36,7 +36,8 @@ from tests.support.stores import DEPLOYMENT_ID
 START = datetime(2026, 1, 1, tzinfo=UTC)
 UNKNOWN_ID = "1f0c0000-0000-6000-8000-000000000001"  # is never saved
 SHARES = [None, ClientShare(b"s" * 32), ClientShare(b"w" * 32)]
-NAMESPACES = st.sampled_from(["", "sub", "\uffff", "\U0001f600"])
+# The last two are of calls of sub-agents, of which one was made by the other.
+NAMESPACES = st.sampled_from(["", "sub", "\uffff", "\U0001f600", "node:1", "node:1|é:2"])
 CHANNELS = ["a", "log", "é"]
 STATUSES = st.sampled_from(["active", "waiting", "failed", "done"])
 WORDS = st.sampled_from(["x", "y"])
@@ -132,6 +133,7 @@ class Thread:
         self.scope = Scope(uuid4(), "user-1")
         self.share = share
         self.ids: list[str] = [UNKNOWN_ID]
+        self.newest: dict[str, str] = {}
         self.token: str | None = None
 
     def at(self, number):
@@ -160,8 +162,12 @@ class Thread:
                 parts["content"] = FullState(content)
                 if on is not None:
                     parts["parent"] = Parent(self.at(on))
+            if ":" in namespace:  # as LangGraph says what a call began at
+                parents = {name: each for name, each in self.newest.items() if namespace.startswith(name)}
+                parts["metadata"] = parts.get("metadata", {}) | {"parents": parents}
             saved = await checkpoints.save(self.scope, Save(thread_id="t1", namespace=namespace, **parts), self.share)
             self.ids.append(saved.checkpoint_id)
+            self.newest[namespace] = saved.head_id
             self.token = saved.token
         except StorageError:
             pass  # what cannot be done to a thread is not the question here
@@ -278,6 +284,7 @@ def test_a_thread_of_which_parts_are_in_segments_answers_the_same(world, share, 
 
     async def compare():
         await switch_on(store, SEGMENTS)
+        await switch_on(store, COLD_NAMESPACES)
         await thread.change("save", "", state={"a": 0}, on=None, patch=False)
         for changes, rule, archived in lives:
             if (await store.threads.get(scope, "t1")).tier == "archive":
