@@ -54,6 +54,7 @@ from storage.errors import (
     ThreadNotFound,
     Unavailable,
 )
+from storage.format.chain import namespace_mac
 from storage.format.cold.archive import (
     CHECKPOINTS,
     CHUNKS,
@@ -678,7 +679,7 @@ class _Moving:
         """
         if not heads:
             return listed, None
-        transaction, plan, macs = locked.transaction, locked.plan, locked.plan.sealer.without_share
+        transaction, plan = locked.transaction, locked.plan
         names = [each.namespace for each in heads]
         if await transaction.fetch_all(sql.WITH_WRITES, thread_id=locked.thread_id, namespaces=names):
             raise StaleError
@@ -693,12 +694,19 @@ class _Moving:
         if len(taken) != len(heads):
             raise StaleError
         rows = [
-            ListedHead.of(each.namespace, each.head_id, each.sequence, each.seal, plan.sums.of(each.namespace))
+            ListedHead.of(
+                each.namespace,
+                each.head_id,
+                each.sequence,
+                each.seal,
+                namespace_mac(plan.sealer, each.namespace),
+                plan.sums.of(each.namespace),
+            )
             for each in heads
         ]
         listed = msgspec.structs.replace(listed, heads=rows)
         directory = await open_directory(transaction, plan.sealer, locked.thread_id, plan.sums)
-        return listed, directory.with_segment(macs, stub, listed)
+        return listed, directory.with_segment(stub, listed)
 
 
 def _choice(plan: Plan, rule: ThinningRule, segments: Segments, *, heads: bool) -> Leaving:
@@ -753,12 +761,14 @@ async def _next_back(
             return chosen
         if not names:
             return chosen
-        # A head has a greater id than what else there is of its namespace, and left last.
-        found = [await lists.cold_head(name, sums, segments) for name in names]
-        later = [each.segment for each in found if each is not None and each.segment.segment > chosen.segment]
-        if not later:
+        # A head left last, in a segment of a greater number. Where it is the directory says only to who has the share.
+        before = chosen
+        for each in sorted(segments.all, key=lambda segment: segment.segment):
+            if each.segment > before.segment and not names.isdisjoint(await lists.heads(each)):
+                chosen = _last_of(segments, each.segment)
+                break
+        else:
             raise IntegrityFailure("the namespace has checkpoints but no head")
-        chosen = _last_of(segments, max(each.segment for each in later))
     return None
 
 

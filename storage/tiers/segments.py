@@ -84,7 +84,7 @@ class Lists:
         if not sums.namespaces.count or not segments.all:
             return None
         directory = await self.directory(segments.all[0].thread_id, sums)
-        for number in directory.segments_of(self._sealer.without_share, namespace):
+        for number in directory.segments_of(self._sealer, namespace):
             for segment in segments.all:
                 if segment.segment == number and (head := (await self.heads(segment)).get(namespace)) is not None:
                     return ColdHead(segment, head)
@@ -136,7 +136,7 @@ async def find_cold_head(
     if not sums.namespaces.count:
         return None
     directory = await open_directory(transaction, sealer, thread_id, sums)
-    if next(directory.segments_of(sealer.without_share, namespace), None) is None:
+    if next(directory.segments_of(sealer, namespace), None) is None:
         return None
     segments = await open_segments(transaction, sealer, thread_id, sums)
     return await Lists(transaction, sealer).cold_head(namespace, sums, segments)

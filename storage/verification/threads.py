@@ -31,7 +31,7 @@ from storage.archive.check import ArchiveCheck, ArchiveContents
 from storage.collection.accepted_losses import AcceptedLosses
 from storage.collection.blobs import BlobDamage, damage_of_subject, damage_of_thread
 from storage.errors import IntegrityFailure, ThreadArchived, ThreadNotFound
-from storage.format.chain import HeadSeal, LiveSet, ThreadSeal
+from storage.format.chain import HeadSeal, LiveSet, ThreadSeal, namespace_mac
 from storage.format.cold.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, Stub
 from storage.format.cold.segment import ColdSums, Directory, SegmentList
 from storage.format.pieces import unpack_ids
@@ -350,7 +350,7 @@ async def _read_segmented(transaction: Transaction, sealer: Sealer, thread_id: s
             stub = await transaction.fetch_only(archives_sql.SEGMENT_STUB, thread_id=thread_id, segment=each.segment)
             found.append((stub, await open_list(transaction, sealer, each)))
             total = total.with_segment(sealer.without_share, each, found[-1][1])
-            directory = directory.with_segment(sealer.without_share, each, found[-1][1])
+            directory = directory.with_segment(each, found[-1][1])
             if not client_share:
                 _compare_cold_heads(sealer, thread, thread_id, found[-1][1])
         await open_directory(transaction, sealer, thread_id, sums)
@@ -376,7 +376,11 @@ def _compare_cold_heads(sealer: Sealer, thread: ThreadSeal, thread_id: str, list
         row = HeadRow(each.namespace, each.head_id, each.sequence, each.seal)
         head = open_own_head(sealer, thread_id, thread, row)
         own, written = live.get(each.namespace, LiveSet()), writes.get((each.namespace, each.head_id))
-        if (head.live, head.writes) != (each.earlier.join(own), written):
+        if (head.live, head.writes, each.mac) != (
+            each.earlier.join(own),
+            written,
+            namespace_mac(sealer, each.namespace),
+        ):
             raise IntegrityFailure("a head in a segment counts other checkpoints or pending writes than are listed")
 
 

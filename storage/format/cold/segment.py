@@ -13,6 +13,7 @@ Owns the encoding of both, and what each is bound to. It reads no rows; whether 
 verification to compare (`storage.verification`).
 """
 
+import hashlib
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
@@ -94,6 +95,8 @@ class ListedHead(msgspec.Struct, array_like=True, frozen=True):
         head_id: The id of the head, which is a checkpoint of this segment.
         sequence: The namespace's sequence.
         seal: The head's seal, as it was stored.
+        mac: The namespace's member of the thread's seal (`storage.format.chain.namespace_mac`), which takes the share
+            of a thread that has one: so that it comes back without.
         earlier_count: The number of the namespace's checkpoints that are in other segments.
         earlier_total: The sum of their members, 32 bytes big endian.
     """
@@ -102,13 +105,14 @@ class ListedHead(msgspec.Struct, array_like=True, frozen=True):
     head_id: str
     sequence: int
     seal: bytes
+    mac: bytes
     earlier_count: int
     earlier_total: bytes
 
     @classmethod
-    def of(cls, namespace: str, head_id: str, sequence: int, seal: bytes, earlier: LiveSet) -> "ListedHead":
+    def of(cls, namespace: str, head_id: str, sequence: int, seal: bytes, mac: bytes, earlier: LiveSet) -> "ListedHead":
         """With the sum of the checkpoints that are in other segments."""
-        return cls(namespace, head_id, sequence, seal, *_stored(earlier))
+        return cls(namespace, head_id, sequence, seal, mac, *_stored(earlier))
 
     @property
     def earlier(self) -> LiveSet:
@@ -206,7 +210,10 @@ class Directory(msgspec.Struct, frozen=True):
         return self.entries[at * _ENTRY_BYTES : at * _ENTRY_BYTES + _TAG_BYTES]
 
     def segments_of(self, macs: Macs, namespace: str) -> Iterator[int]:
-        """The numbers of segments that may have the head of a namespace; of almost every one that is not cold, none."""
+        """The numbers of segments that may have the head of a namespace; of almost every one that is not cold, none.
+
+        ``macs`` are those of the thread's seal: they take its share.
+        """
         tag, count = namespace_mac(macs, namespace)[:_TAG_BYTES], len(self.entries) // _ENTRY_BYTES
         for at in range(bisect_left(range(count), tag, key=self._tag), count):
             if self._tag(at) != tag:
@@ -217,10 +224,10 @@ class Directory(msgspec.Struct, frozen=True):
     def _each(self) -> Iterator[bytes]:
         return (self.entries[at : at + _ENTRY_BYTES] for at in range(0, len(self.entries), _ENTRY_BYTES))
 
-    def with_segment(self, macs: Macs, segment: Segment, listed: SegmentList) -> "Directory":
+    def with_segment(self, segment: Segment, listed: SegmentList) -> "Directory":
         """With the heads of one more segment."""
         number = segment.segment.to_bytes(_NUMBER_BYTES)
-        more = (namespace_mac(macs, each.namespace)[:_TAG_BYTES] + number for each in listed.heads)
+        more = (each.mac[:_TAG_BYTES] + number for each in listed.heads)
         return Directory(b"".join(sorted([*self._each(), *more])))
 
     def without_segment(self, segment: Segment) -> "Directory":
@@ -237,6 +244,7 @@ class _Cold(msgspec.Struct, array_like=True, frozen=True):
     format: int
     namespaces: _Sum = (0, bytes(_SUM_BYTES))
     ended: _Sum = (0, bytes(_SUM_BYTES))
+    heads: bytes = bytes(_SUM_BYTES)
     directory: bytes = b""
 
 
@@ -250,6 +258,7 @@ class ColdSums(msgspec.Struct, frozen=True):
         segments: The segments, by `segment_mac`.
         namespaces: The cold namespaces, by `storage.format.chain.namespace_mac`.
         ended: All of their checkpoints.
+        heads: Where each of them stands, by `head_digest`.
         directory: What `Directory.digest` says of where their heads are.
     """
 
@@ -259,6 +268,7 @@ class ColdSums(msgspec.Struct, frozen=True):
     segments: LiveSet = LiveSet()
     namespaces: LiveSet = LiveSet()
     ended: LiveSet = LiveSet()
+    heads: LiveSet = LiveSet()
     directory: bytes = b""
 
     def of(self, namespace: str) -> LiveSet:
@@ -271,13 +281,14 @@ class ColdSums(msgspec.Struct, frozen=True):
         Raises:
             IntegrityFailure: A head counts other checkpoints in other segments than there are.
         """
-        live, namespaces, ended = dict(self.live), self.namespaces, self.ended
+        live, namespaces, ended, heads = dict(self.live), self.namespaces, self.ended, self.heads
         for name, own in listed.live_sets().items():
             live[name] = self.of(name).join(own)
         for head in listed.heads:
             if self.of(head.namespace) != head.earlier:
                 raise IntegrityFailure("a head counts other checkpoints in segments than there are")
-            namespaces = namespaces.add(namespace_mac(macs, head.namespace))
+            namespaces = namespaces.add(head.mac)
+            heads = heads.add(head_digest(head.namespace, head.head_id, head.sequence))
             ended = ended.join(live.pop(head.namespace, LiveSet()))
         return msgspec.structs.replace(
             self,
@@ -286,6 +297,7 @@ class ColdSums(msgspec.Struct, frozen=True):
             segments=self.segments.add(segment_mac(macs, segment)),
             namespaces=namespaces,
             ended=ended,
+            heads=heads,
         )
 
     def without_segment(self, macs: Macs, segment: Segment, listed: SegmentList) -> "ColdSums":
@@ -294,11 +306,12 @@ class ColdSums(msgspec.Struct, frozen=True):
         Raises:
             IntegrityFailure: It is not among these.
         """
-        live, namespaces, ended = dict(self.live), self.namespaces, self.ended
+        live, namespaces, ended, heads = dict(self.live), self.namespaces, self.ended, self.heads
         own = listed.live_sets()
         for head in listed.heads:
             all_of_it = head.earlier.join(own.get(head.namespace, LiveSet()))
-            namespaces = namespaces.subtract(namespace_mac(macs, head.namespace))
+            namespaces = namespaces.subtract(head.mac)
+            heads = heads.subtract(head_digest(head.namespace, head.head_id, head.sequence))
             ended, live[head.namespace] = ended.part(all_of_it), all_of_it
         for name, some in own.items():
             left = live.get(name, LiveSet()).part(some)
@@ -312,6 +325,7 @@ class ColdSums(msgspec.Struct, frozen=True):
             segments=self.segments.subtract(segment_mac(macs, segment)),
             namespaces=namespaces,
             ended=ended,
+            heads=heads,
         )
 
     def with_directory(self, macs: Macs, thread_id: str, directory: Directory) -> "ColdSums":
@@ -342,7 +356,7 @@ class ColdSums(msgspec.Struct, frozen=True):
             HEADS_FORMAT if self.namespaces.count else FORMAT,
         )
         if self.namespaces.count:
-            record += (_stored(self.namespaces), _stored(self.ended), self.directory)
+            record += (_stored(self.namespaces), _stored(self.ended), _stored(self.heads)[1], self.directory)
         location = cold_location(thread_id, created_at)
         return sealer.without_share.seal(Kind.SEGMENT, location, encode_msgpack(record), compress=False)
 
@@ -365,7 +379,14 @@ class ColdSums(msgspec.Struct, frozen=True):
             raise IntegrityFailure("the sums of a thread's segments are of another life of it")
         live = {name: _live(each) for name, each in record.live.items()}
         namespaces, ended = _live(record.namespaces), _live(record.ended)
-        return cls(incarnation, live, _live(record.writes), _live(record.segments), namespaces, ended, record.directory)
+        heads = _live((namespaces.count, record.heads))
+        writes, segments = _live(record.writes), _live(record.segments)
+        return cls(incarnation, live, writes, segments, namespaces, ended, heads, record.directory)
+
+
+def head_digest(namespace: str, head_id: str, sequence: int) -> bytes:
+    """Where a namespace stands, for sums that tell whether any of several went on."""
+    return hashlib.sha256(encode_msgpack((namespace, head_id, sequence))).digest()
 
 
 def cold_location(thread_id: str, created_at: datetime) -> tuple[Field, ...]:

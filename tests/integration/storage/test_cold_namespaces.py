@@ -20,8 +20,9 @@ from storage.errors import (
     RollbackDetected,
     ThreadArchived,
 )
-from storage.model import Compaction, HistoryQuery, Load, Parent, Precondition, TaskWritesQuery
+from storage.model import Compaction, HistoryQuery, Load, Parent, Precondition, Save, TaskWritesQuery
 from storage.retention.planner import Policy
+from storage.scope import ClientShare
 from storage.threads.thinning import ThinningRule
 from tests.support.archive_rows import fsck, moved, opened, rows, seen
 from tests.support.features import switch_on
@@ -140,6 +141,42 @@ async def test_an_archived_thread_reads_namespaces_that_left_before(store, scope
     await clean(store, scope)
     assert await store.archives.restore(scope, "t1")
     assert len((await moved(admin, scope))["checkpoints"]) == len(before["checkpoints"]) + 1
+
+
+async def test_of_a_thread_under_a_share_only_its_client_lets_namespaces_leave_and_anybody_brings_them_back(
+    store, scope, admin
+):
+    share = ClientShare(b"s" * 32)
+    saved = {}
+    for name in ("", "work:1", "work:2", ""):
+        metadata = {"parents": {"": "gone"}} if name else {}
+        new = Save(thread_id="t1", namespace=name, content=state(name=name), metadata=metadata)
+        saved[name] = await store.checkpoints.save(scope, new, share)
+    hot, heads = await seen(store, scope, share=share), await rows(admin, scope, "t1", "heads")
+    await store.archives.segmenting.move(scope, "t1", OLD, actor="test", share=share)
+    assert await hot_heads(admin, scope) == {""}
+    assert await seen(store, scope, share=share) == hot
+    known = Load("t1", "work:1", None, with_state=True, known_token=saved["work:1"].token)
+    loaded = await store.checkpoints.load(scope, known, share)
+    assert loaded.head_id == saved["work:1"].checkpoint_id
+    new = Save(thread_id="t1", namespace="work:1", content=state(a=1), precondition=Precondition(absent=True))
+    with pytest.raises(HeadExists):
+        await store.checkpoints.save(scope, new, share)
+    await clean(store, scope)
+    assert await store.archives.restore(scope, "t1")
+    assert await rows(admin, scope, "t1", "heads") == heads
+    assert await seen(store, scope, share=share) == hot
+
+
+async def test_a_namespace_that_never_was_is_not_found_beside_those_that_left(store, scope, admin):
+    await agent(store, scope, 2)
+    await move(store, scope)
+    with pytest.raises(CheckpointNotFound):
+        await load(store, scope, namespace="work:new")
+    assert await history(store, scope, thread_id="t1", namespace="work:new") == []
+    assert (await store.archives.archive(scope, "t1")).created
+    with pytest.raises(CheckpointNotFound):
+        await load(store, scope, namespace="work:new")
 
 
 # --- what stays ------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from storage.format.cold.segment import (
     ListedHead,
     SegmentList,
     cold_location,
+    head_digest,
 )
 
 AT = datetime(2026, 11, 25, 4, 5, 6, 789012, tzinfo=UTC)
@@ -132,7 +133,10 @@ def test_what_is_of_a_newer_format_is_refused():
         with pytest.raises(IntegrityFailure, match="newer"):
             SegmentList.open(SEALER, STUB, sealed)
     nothing = [0, bytes(32)]
-    for record in ([LIFE, {}, nothing, nothing, 2], [LIFE, {}, nothing, nothing, 1, [1, bytes(32)], nothing, b""]):
+    for record in (
+        [LIFE, {}, nothing, nothing, 2],
+        [LIFE, {}, nothing, nothing, 1, [1, bytes(32)], nothing, bytes(32), b""],
+    ):
         sealed = SEALER.seal(Kind.SEGMENT, cold_location("t", AT), encode_msgpack(record))
         with pytest.raises(IntegrityFailure, match="newer"):
             ColdSums.open(SEALER, "t", AT, LIFE, sealed)
@@ -143,13 +147,13 @@ def test_what_is_of_a_newer_format_is_refused():
 EARLIER = ListedCheckpoint.of("sub|1", "b9", b"\7" * 32, LiveSet())
 BEFORE = SegmentList([EARLIER], b"")
 FIRST = other(segment=1, first_id="b9", last_id="b9")
-HEAD = ListedHead.of("sub|1", "c3", 9, b"sealed", LiveSet().add(EARLIER.member))
+HEAD = ListedHead.of("sub|1", "c3", 9, b"sealed", namespace_mac(SEALER, "sub|1"), LiveSet().add(EARLIER.member))
 ENDED = SegmentList(LISTED.checkpoints, LISTED.piece_ids, [HEAD])
 
 
 def cold():
     """Sums and directory after a namespace left, of which a checkpoint had left before."""
-    directory = Directory().with_segment(SEALER, STUB, ENDED)
+    directory = Directory().with_segment(STUB, ENDED)
     sums = ColdSums(LIFE).with_segment(SEALER, FIRST, BEFORE).with_segment(SEALER, STUB, ENDED)
     return sums.with_directory(SEALER, "t", directory), directory
 
@@ -159,6 +163,7 @@ def test_a_namespace_that_left_whole_is_counted_once_and_comes_back_as_it_was():
     assert sums.of("sub|1") == LiveSet()
     assert sums.of("").count == 2
     assert sums.namespaces == LiveSet().add(namespace_mac(SEALER, "sub|1"))
+    assert sums.heads == LiveSet().add(head_digest("sub|1", "c3", 9))
     assert sums.ended == LiveSet().add(EARLIER.member).add(LISTED.checkpoints[2].member)
     assert list(directory.segments_of(SEALER, "sub|1")) == [2]
     assert [*directory.segments_of(SEALER, "sub|2"), *directory.segments_of(SEALER, "")] == []
@@ -196,8 +201,8 @@ def test_a_directory_finds_each_of_many_namespaces():
     for number in range(1, 40):
         stub = other(segment=number)
         names = [f"call:{number}-{each}" for each in range(number % 7)]
-        heads = [ListedHead.of(each, "c", 1, b"", LiveSet()) for each in names]
-        directory = directory.with_segment(SEALER, stub, SegmentList([], b"", heads))
+        heads = [ListedHead.of(each, "c", 1, b"", namespace_mac(SEALER, each), LiveSet()) for each in names]
+        directory = directory.with_segment(stub, SegmentList([], b"", heads))
         expected |= dict.fromkeys(names, number)
     assert {each: list(directory.segments_of(SEALER, each)) for each in expected} == {
         each: [number] for each, number in expected.items()
@@ -233,19 +238,21 @@ FORMAT_1 = {
 }
 FORMAT_2 = {
     "list": (
-        "c153520101011701000000014ba8f013b01b7e66bb7f3109f9eb3b01a66c7d3eab2dd8087594181134d0d00ee3ac91c9"
-        "d8cebbb5b2dc20cb80c7d7cc42c7feea024c5a8f1cc0aaacce6c7a4a23ab9d92a94633e1e31c2e6d03b19f8da71075b5"
-        "893c3ff1144d849b82b0d655683ee638bfc2e8404c3352f87bed8f0f5ba9d44199cfb6ef5d4a690e3d5b9225238e9819"
-        "28342c7b589dcb25b410726760d5f8286d0edcd02484c80a1a98ed363e9052728890572e08e6b6e7"
+        "c153520101011701000000015ec1e1dab58894d86929518e9f6672faf9a5f1fb5c046b7caecf5820118b61933038a9dc"
+        "debe6ca6024f70f161c41b9b207c3a8180b2a4a59323a5a1c6ed41b2bf621a32e5eed6edb04d9f2164d758f520b64d29"
+        "ed97050893704ea0f3f72e22413ef6928b5f9a312080e53912c2cdb45bcb8ad35da76ffccda5c3368d2dd4e4f2084104"
+        "0efba3fcfdd4d41e964577d1cd2fb8e05ec9532258a6a855159346b2567557d0ba4f9369f172272592862ed7ca1b3be8"
+        "de8661fe2fc7bc1f625a368473e978349e34950944c2d537c84b"
     ),
     "sums": (
-        "c15352010100170100000001d35c2a4033cfac29507bec42f624ca47befa4edd9dd8963255c354225ef9ec9838ca39cf"
-        "55108294c4783466b2a3d6258f3628a312a00bcd88be2901c58b896f822c49239fc99dac480733d12eee6fa3828b51ba"
-        "dd956ac1f4d17fc83e5d24af23d4136b93c289dce26d4362cb56c9d929682c83b959c828e3ffdd6fd05c99bf79d474bd"
-        "5d11a98deb1ca02fb39f405a590457ed1a8e114d207a7641eaff3df887094a0c041cc2f7411726830ed9f1012bb8b85a"
-        "3cc31d721271504e767359c78bf8c0288039f2d3fd08c250a2469a3000bfe1bdbcf3a5ca20a3b4f42f1be2addf67d8db"
-        "772a54c3b8bf829256b50eeb1d57884855a1316955a3f7f47323c8b64f11693ac10bfa442efde4a918c8b209141ee1af"
-        "fd23783cf7f2829e64f3af6e9bacc9ad722c9af055b4aef60029bf81d5b8e30ae125a604932268c7"
+        "c15352010100170100000001b764030e4d87515c371b4df67891f3a5e0b132ec7e7b401eb8ce5695e8c0f6d071b885d9"
+        "907ff9f25d9dbc700c0728bee6714bc5ce00122cc0d3d1ee15389cfa7c4e872d7b48b6700f3bd5ec8e0a9876eec3fa76"
+        "2617e7b4c84834e70cd57bfb97918e7a907ec1f9ba2b16b32121492430975ca9b5f943839e3c8afc35cf3a04a9991892"
+        "d357c16ea5d7cf58473e0ef43add8c3453ea75f47627370f338b60c6731d9ac5db37dd344e5f59dc2b5130ad69199af2"
+        "f1bddad2e07f8e9803cfcb19254cf56aed10d1b86aeba4f42515b8cccde12772e924fbf0adb14fe44971aa1ab154a094"
+        "eb00d2d4412de7ca45d6c07d92d5b326c2cbcc8f82696026b6cb23b25bcf0b92b9b46f1541d2e4fb4fc19793818a69c9"
+        "11464c2fd8ce6cf4bbb961838c971f702d6fca519e9a265f67a5c4677f16b2732af63fb8c8fb33f54af77b0ea23913c2"
+        "0200f2255c3cca029fbb91a490641fabe2f6917794b1e192999b"
     ),
 }
 
