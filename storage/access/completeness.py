@@ -16,7 +16,7 @@ from storage.concurrency.turns import Pauses
 from storage.encoding import encode_msgpack
 from storage.errors import IntegrityFailure, RollbackDetected
 from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
-from storage.format.cold.segment import ColdSums
+from storage.format.cold.segment import ColdSums, head_digest
 from storage.format.record import (
     CheckpointRow,
     MemberRow,
@@ -35,7 +35,8 @@ from storage.statements.threads import threads as threads_sql
 from storage.statements.threads.checkpoints import LoadedRows
 from storage.statements.threads.threads import HeadRow
 from storage.tiers.rows import Rows, WholeRows
-from storage.tiers.snapshots import Snapshot
+from storage.tiers.segments import find_cold_head
+from storage.tiers.snapshots import Snapshot, ThreadElsewhere
 
 # Rows that are opened at a time while a namespace is walked.
 STRETCH_ROWS = 500
@@ -44,13 +45,17 @@ _CURSOR_PARTS = 3
 _THREAD_REMOVED = "a thread was removed outside the gateway, but not what belongs to it"
 
 
-def compare_namespaces(sealer: Sealer, thread: ThreadSeal, namespaces: Iterable[str]) -> None:
+def compare_namespaces(
+    sealer: Sealer, thread: ThreadSeal, namespaces: Iterable[str], cold: LiveSet | None = None
+) -> None:
     """Compare the namespaces that have a head with those the thread's seal counts.
+
+    ``cold`` are those that ``namespaces`` leave out, because they are in segments with their heads.
 
     Raises:
         IntegrityFailure: they differ.
     """
-    found = ThreadSeal(thread.incarnation, LiveSet())
+    found = ThreadSeal(thread.incarnation, cold or LiveSet())
     for namespace in namespaces:
         found = found.with_namespace(sealer, namespace)
     if found.namespaces != thread.namespaces:
@@ -227,13 +232,26 @@ async def check_absent(snapshot: Snapshot, sealer: Sealer, namespace: str) -> No
 
     Raises:
         IntegrityFailure: the thread counts the namespace, or something is left of it.
-        ThreadElsewhere: the thread's checkpoints are in its archive, where something may be left.
+        ThreadElsewhere: the thread's checkpoints are in its archive, where something may be left, or the namespace left
+            with its head.
     """
-    if await snapshot.unsegmented.count(namespace):
+    row = await snapshot.thread()
+    sums = None
+    if row is not None:
+        thread = open_thread(sealer, snapshot.thread_id, row.created_at, row.seal)
+        sums = ColdSums.open(sealer, snapshot.thread_id, row.created_at, thread.incarnation, row.cold)
+    if await snapshot.unsegmented.count(namespace) or (sums is not None and sums.of(namespace).count):
         raise IntegrityFailure("the namespace has checkpoints but no head")
-    thread = await admit_reader(snapshot, sealer)
-    if thread is not None:
-        compare_namespaces(sealer, thread, [each.namespace for each in await snapshot.heads()])
+    if row is None or sums is None:
+        return
+    if row.tier != "hot" and not snapshot.is_archived:
+        raise ThreadElsewhere
+    # Whoever sees into segments has looked there for its head; others need to see into them only if it is there.
+    if snapshot.sums is None and await find_cold_head(
+        snapshot.transaction, sealer, snapshot.thread_id, sums, namespace
+    ):
+        raise ThreadElsewhere
+    compare_namespaces(sealer, thread, [each.namespace for each in await snapshot.heads()], sums.namespaces)
 
 
 async def check_count(rows: Rows, namespace: str, head: HeadSeal, cold: LiveSet | None = None) -> None:
@@ -265,11 +283,17 @@ async def check_token(transaction: Transaction, sealer: Sealer, thread_id: str, 
         thread = open_thread_seal(sealer, thread_id, row.thread_created_at, row.thread_seal)
     if row is not None and thread is not None and incarnation_tag(macs, thread.incarnation) == token.incarnation_tag:
         check_share(sealer, thread_id, thread)
-        if row.head_id is None or row.sequence is None or row.seal is None:
+        at: HeadRow | None = None
+        if row.head_id is not None and row.sequence is not None and row.seal is not None:
+            at = HeadRow(token.namespace, row.head_id, row.sequence, row.seal)
+        elif row.cold is not None and row.thread_created_at is not None:
+            sums = ColdSums.open(macs, thread_id, row.thread_created_at, thread.incarnation, row.cold)
+            cold = await find_cold_head(transaction, sealer, thread_id, sums, token.namespace)
+            at = None if cold is None else cold.row
+        if at is None:
             admitted = thread.floor >= token.sequence
         else:
-            head = open_head(sealer, thread_id, thread, token.namespace, row.head_id, row.sequence, row.seal)
-            admitted = token.admits(macs, row.head_id, head)
+            admitted = token.admits(macs, at.head_id, open_own_head(sealer, thread_id, thread, at))
         if not admitted:
             raise RollbackDetected
         return
@@ -344,13 +368,32 @@ def leaves_nothing_out(query: HistoryQuery) -> bool:
     )  # fmt: skip
 
 
-def _marker(heads: Sequence[HeadRow]) -> str:
-    places = [(row.namespace, row.sequence, row.head_id) for row in heads]
-    return hashlib.sha256(encode_msgpack(places)).hexdigest()[:_MARKER_CHARACTERS]
+def _marker(heads: Sequence[HeadRow], cold: LiveSet) -> str:
+    """Of the heads of a listing; ``cold``: of those that are in segments, by `storage.format.cold.segment.head_digest`.
+
+    So it is the same wherever they are.
+    """
+    total = cold
+    for row in heads:
+        total = total.add(head_digest(row.namespace, row.head_id, row.sequence))
+    return hashlib.sha256(encode_msgpack((total.count, f"{total.total:x}"))).hexdigest()[:_MARKER_CHARACTERS]
 
 
-def _wanted(heads: Sequence[HeadRow], namespace: str | None) -> list[HeadRow]:
-    return [row for row in heads if namespace is None or row.namespace == namespace]
+def _cold_of(snapshot: Snapshot, namespace: str | None) -> tuple[LiveSet, LiveSet]:
+    """Where namespaces stand that are cold as a whole, and their checkpoints: of a listing over all namespaces."""
+    if snapshot.sums is None or namespace is not None:
+        return LiveSet(), LiveSet()
+    return snapshot.sums.heads, snapshot.sums.ended
+
+
+async def _wanted(snapshot: Snapshot, namespace: str | None) -> list[HeadRow]:
+    """The head of a namespace, or all that are in the database: the newest of a thread is always one of those."""
+    heads = await snapshot.heads()
+    if namespace is None:
+        return heads
+    found = [row for row in heads if row.namespace == namespace]
+    cold = None if found else await snapshot.cold_head(namespace)
+    return found if cold is None else [cold]
 
 
 async def begin_listing(
@@ -365,7 +408,7 @@ async def begin_listing(
     Raises:
         IntegrityFailure: it is not: newer ones were taken away, or older ones put back.
     """
-    heads = _wanted(await snapshot.heads(), query.namespace)
+    heads = await _wanted(snapshot, query.namespace)
     newest = max(heads, key=lambda row: row.head_id.encode(), default=None)
     if newest is not None:
         if thread is None:
@@ -373,7 +416,7 @@ async def begin_listing(
         open_own_head(sealer, snapshot.thread_id, thread, newest)
     if (newest and newest.head_id) != (first and first.columns.checkpoint_id):
         raise IntegrityFailure("the newest checkpoint is not the head")
-    return Listing(_marker(heads), LiveSet())
+    return Listing(_marker(heads, _cold_of(snapshot, query.namespace)[0]), LiveSet())
 
 
 async def end_listing(snapshot: Snapshot, sealer: Sealer, query: HistoryQuery, listing: Listing) -> None:
@@ -382,22 +425,26 @@ async def end_listing(snapshot: Snapshot, sealer: Sealer, query: HistoryQuery, l
     Raises:
         IntegrityFailure: a checkpoint or a namespace is missing, or there is one that should not be.
     """
-    row, heads = await snapshot.thread(), await snapshot.heads()
-    wanted = _wanted(heads, query.namespace)
+    row, wanted = await snapshot.thread(), await _wanted(snapshot, query.namespace)
+    cold, ended = _cold_of(snapshot, query.namespace)
+    marker = _marker(wanted, cold)
     if row is None:
-        if wanted or (listing.read.count and listing.marker == _marker(wanted)):
+        if wanted or (listing.read.count and listing.marker == marker):
             raise IntegrityFailure(_THREAD_REMOVED)
         return
     thread = open_thread(sealer, snapshot.thread_id, row.created_at, row.seal)
-    compare_namespaces(sealer, thread, [each.namespace for each in heads])
-    expected = LiveSet()
+    hot = {each.namespace for each in await snapshot.heads()}
+    compare_namespaces(sealer, thread, hot, snapshot.cold_namespaces)
+    expected = ended
     for each in wanted:
         expected = expected.join(open_own_head(sealer, snapshot.thread_id, thread, each).live)
     found = listing.read
-    if listing.marker != _marker(wanted):
-        found = LiveSet()
+    if listing.marker != marker:
+        found = ended
         for each in wanted:
-            if snapshot.sums is not None:
+            if each.namespace not in hot:  # nothing of it is in the database, or it would be missed elsewhere
+                found = found.join(open_own_head(sealer, snapshot.thread_id, thread, each).live)
+            elif snapshot.sums is not None:
                 found = found.join(snapshot.sums.of(each.namespace))
             async for opened in walk(snapshot.unsegmented, sealer, each.namespace):
                 found = found.add(opened.member)

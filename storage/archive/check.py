@@ -193,7 +193,8 @@ class ArchiveCheck(ArchiveContents):
         self._sums = ColdSums.open(sealer, thread_id, thread_row.created_at, incarnation, thread_row.cold)
         compare_listed(self._thread, client_share=thread_row.client_share, parent_thread_id=thread_row.parent_thread_id)
         if not self.client_share:
-            compare_namespaces(self._sealer, self._thread, [each.namespace for each in heads])
+            namespaces = [each.namespace for each in heads]
+            compare_namespaces(self._sealer, self._thread, namespaces, self._sums.namespaces)
 
     def end(self) -> None:
         """Return if what was taken is all that the thread has.

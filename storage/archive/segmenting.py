@@ -11,15 +11,20 @@ Moving out, a segment at a time (docs/formats/segment.md says what one is):
    change. A thread that is saved to all the time does not keep it from finishing, because it compares no `activity`.
 4. Pieces that nothing hot names any more are collected as after a removal.
 
+A namespace of which nothing has to stay leaves whole (`storage.threads.thinning.may_leave_whole`): the flip that takes
+the last of its checkpoints, which is its head, takes the head's row, too, and the list keeps it.
+
 Whoever dies in between leaves a whole thread, and an object that the sweeper removes. Bringing a segment back is the
 same in reverse: its object is read while nothing is open, and one transaction puts the rows back and takes the stub
-away. The segments that its volume got later go first, because their pieces may be in this one.
+away. The segments that its volume got later go first, because their pieces may be in this one, and so does the one
+that has the head of a namespace of which a checkpoint comes back: no namespace has checkpoints in the database and its
+head elsewhere.
 
 Which checkpoints are old is not decided here, nor whether somebody may do this.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -30,13 +35,15 @@ import msgspec
 
 from crypto import Sealer
 from crypto.blob import object_bytes
+from crypto.envelope import peek_header
+from storage.access.completeness import open_own_head
 from storage.access.sealing import Sealing
 from storage.administration.audit import Audit
 from storage.administration.jobs import thread_target
 from storage.archive.check import ArchiveContents
 from storage.blobs.keyspace import BlobLocation
 from storage.blobs.store import FROZEN_CLASSES, READABLE_CLASS
-from storage.control.features import SEGMENTS
+from storage.control.features import COLD_NAMESPACES, SEGMENTS
 from storage.errors import (
     ArchiveUnavailable,
     CommitUnknown,
@@ -47,6 +54,7 @@ from storage.errors import (
     ThreadNotFound,
     Unavailable,
 )
+from storage.format.chain import namespace_mac
 from storage.format.cold.archive import (
     CHECKPOINTS,
     CHUNKS,
@@ -58,7 +66,7 @@ from storage.format.cold.archive import (
     Stub,
     ThreadRows,
 )
-from storage.format.cold.segment import ColdSums, ListedCheckpoint, SegmentList
+from storage.format.cold.segment import ColdSums, Directory, ListedCheckpoint, ListedHead, SegmentList
 from storage.format.pieces import unpack_ids
 from storage.format.pointer import BlobPointer
 from storage.ledger.ledger import NewBlob, Settlement, new_blob_id
@@ -70,6 +78,7 @@ from storage.statements.threads import pruning as pruning_sql
 from storage.statements.threads import threads as threads_sql
 from storage.statements.threads.archives import ENVELOPES, PieceSizeRow, SegmentRow
 from storage.statements.threads.pruning import GarbageRow
+from storage.statements.threads.threads import HeadRow
 from storage.threads.plans import (
     Guard,
     LockedThread,
@@ -80,10 +89,11 @@ from storage.threads.plans import (
     columns_of,
     doomed_of,
     garbage_of,
+    written_since,
 )
-from storage.threads.thinning import ByRule, CheckpointRef, StaleError, ThinningRule
+from storage.threads.thinning import CheckpointRef, Leaving, StaleError, ThinningRule, may_leave_whole
 from storage.tiers.objects import ArchiveObjects
-from storage.tiers.segments import Lists, Segments, open_list, open_segments
+from storage.tiers.segments import Lists, Segments, open_directory, open_list, open_segments
 from storage.tiers.views import cold_sums, memory_bytes
 
 # One segment: a page of history asks for few, and a flip holds the thread's lock for as many rows.
@@ -293,7 +303,10 @@ class Segmenting:
             scope, thread_id, guard, restores=False, touches=False, whole=False, removes=False,
             rule=rule, actor=actor, storage_class=wanted,
         )  # fmt: skip
-        run = _Moving(self._sealing, self._objects, self._writer, self._audit, self._plans, self._checkpoints_max)
+        heads = await self._takes_heads()
+        run = _Moving(
+            self._sealing, self._objects, self._writer, self._audit, self._plans, self._checkpoints_max, heads
+        )
 
         async def work(sealer: Sealer) -> Moved:
             for _ in range(_ROUNDS_MAX):
@@ -310,6 +323,11 @@ class Segmenting:
         """Whether segments may be written."""
         await self._sealing.control.ready()
         return self._sealing.control.features.is_on(SEGMENTS)
+
+    async def _takes_heads(self) -> bool:
+        """Whether namespaces may leave with their heads; before that is switched on, their heads stay."""
+        await self._sealing.control.ready()
+        return self._sealing.control.features.is_on(COLD_NAMESPACES)
 
     async def require_feature(self) -> None:
         """Return if segments may be written.
@@ -336,7 +354,8 @@ class Segmenting:
                 if plan is None:
                     raise ThreadNotFound
                 segments = await open_segments(transaction, plan.sealer, thread_id, plan.sums)
-            plan.doomed = await asyncio.to_thread(doomed_of, plan, ByRule(rule))
+            choice = await asyncio.to_thread(_choice, plan, rule, segments, heads=await self._takes_heads())
+            plan.doomed = await asyncio.to_thread(doomed_of, plan, choice)
             runs = list(_runs(plan, segments))
             refs = [ref for run in runs for ref in run]
             writes = sum(len(plan.writes.get(ref, ())) for ref in refs)
@@ -385,11 +404,11 @@ class Segmenting:
                 raise ThreadArchived(thread_id)
             sums = cold_sums(sealer, thread_id, row)
             segments = await open_segments(transaction, sealer, thread_id, sums)
-            chosen = _last_of(segments, number)
+            lists = Lists(transaction, sealer)
+            chosen = await _next_back(transaction, lists, sums, segments, number)
             if chosen is None:
                 return None
             stubs = [await _stub(transaction, each) for each in segments.of_volume(chosen)]
-            lists = Lists(transaction, sealer)
             listed = {each.segment: await lists.piece_ids(each) for each in segments.of_volume(chosen)}
         self._sealing.row_quotas.require_room(scope)
         async with self._restoring.holding(memory_bytes(stubs[-1]), scope.tenant_id):
@@ -436,17 +455,44 @@ class Segmenting:
             for statement in sql.OF.values():
                 if await transaction.fetch_all(statement, thread_id=thread_id, namespaces=names, checkpoint_ids=ids):
                     raise IntegrityFailure("rows of a segment are in the database, too")
+            directory = await self._add_heads(transaction, sealer, stub, listed, sums)
             for table in TABLES:
                 for at in range(0, len(rows.of(table)), _READ_ROWS):
                     await transaction.run_many(sql.ADD[table], rows.of(table)[at : at + _READ_ROWS])
             await transaction.fetch_one(sql.DELETE_STUB, thread_id=thread_id, segment=stub.segment)
-            cold = sums.without_segment(sealer.without_share, stub, listed).seal(sealer, thread_id, locked.created_at)
-            await transaction.run(sql.SET_COLD, thread_id=thread_id, cold=cold)
+            sums = sums.without_segment(sealer.without_share, stub, listed)
+            await _set_cold(transaction, sealer, thread_id, locked.created_at, sums, directory)
             # The rows are back, and name what they named: only the object loses its reference.
             await self._sealing.offload.ledger.keep(transaction, thread_id)
             await self._audit.append(
                 transaction, scope.tenant_id, actor, "segment.restore", _target(scope, thread_id), _told(stub)
             )
+
+    async def _add_heads(
+        self, transaction: Transaction, sealer: Sealer, stub: Stub, listed: SegmentList, sums: ColdSums
+    ) -> Directory | None:
+        """Put the heads of a segment back; returns what is left of the directory, or None if there were none.
+
+        Raises:
+            LostRaceError: A checkpoint would come back to a namespace whose head is in another segment by now.
+            IntegrityFailure: A head is in the database, too.
+        """
+        thread_id, names = stub.thread_id, {each.namespace for each in listed.checkpoints}
+        hot = {*await transaction.fetch_all(sql.WITH_HEAD, thread_id=thread_id, namespaces=sorted(names))}
+        back = {each.namespace for each in listed.heads}
+        if hot & back:
+            raise IntegrityFailure("a head of a segment is in the database, too")
+        if hot | back != names:
+            raise LostRaceError
+        if not listed.heads:
+            return None
+        heads = [
+            {"thread_id": thread_id, **{name: getattr(each, name) for name in HeadRow.__struct_fields__}}
+            for each in listed.heads
+        ]
+        for at in range(0, len(heads), _READ_ROWS):
+            await transaction.run_many(threads_sql.ADD_HEAD, heads[at : at + _READ_ROWS])
+        return (await open_directory(transaction, sealer, thread_id, sums)).without_segment(stub)
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,6 +505,7 @@ class _Moving:
     audit: Audit
     plans: Plans
     checkpoints_max: int
+    takes_heads: bool
 
     async def attempt(self, request: _Request, sealer: Sealer) -> None:
         """Move what may go by one plan.
@@ -473,7 +520,8 @@ class _Moving:
                 raise ThreadNotFound
             segments = await open_segments(transaction, plan.sealer, thread_id, plan.sums)
             volume = await _volume(transaction, plan.sealer, segments)
-            plan.doomed = await asyncio.to_thread(doomed_of, plan, ByRule(request.rule))
+            choice = await asyncio.to_thread(_choice, plan, request.rule, segments, heads=self.takes_heads)
+            plan.doomed = await asyncio.to_thread(doomed_of, plan, choice)
             runs = list(_runs(plan, segments))
             plan.doomed = _by_name(ref for run in runs for ref in run)
             names, ids = columns_of([ref for run in runs for ref in run])
@@ -485,15 +533,16 @@ class _Moving:
             left = run
             while left:
                 number += 1
-                moved, volume = await self._move(request, plan, left, number, volume)
+                moved, volume = await self._move(request, plan, choice, left, (number, volume))
                 left = left[moved:]
                 await asyncio.sleep(0)
         await self.plans.collect(request, plan, self.plans.chunk_batches(garbage))
 
     async def _move(
-        self, request: _Request, plan: Plan, run: Sequence[CheckpointRef], number: int, volume: _Volume
+        self, request: _Request, plan: Plan, choice: Leaving, run: Sequence[CheckpointRef], place: tuple[int, _Volume]
     ) -> tuple[int, _Volume]:
         """Move as many of these as one segment has; returns how many, and the volume that it is in."""
+        number, volume = place
         if volume.is_closed:
             volume = _Volume()
         async with self.sealing.unit_of_work.snapshot(request.scope) as transaction:
@@ -505,7 +554,7 @@ class _Moving:
         await self.sealing.offload.ledger.reserve(scope, plan.sealer.without_share, [new], now)
         try:
             stub, listed, record = await self._written(request, plan, draft, (number, volume), new, now)
-            await self._flip(request, plan, draft.refs, stub, listed, record)
+            await self._flip(request, plan, choice, draft.refs, (stub, listed, record))
         except CommitUnknown:
             raise  # it may be settled
         except BaseException:
@@ -591,11 +640,17 @@ class _Moving:
         if written_as != wanted:
             await self.writer.store.change_class(location, wanted)
         version = sealer.active_key_version
+        # A head that leaves may be sealed under another version than its checkpoint.
+        heads = {
+            plan.thread[name].key_version
+            for name, each in draft.refs
+            if self.takes_heads and plan.thread[name].head_id == each
+        }
         stub = Stub(
             thread_id=request.thread_id,
             blob_id=new.blob_id,
             activity=0,
-            key_versions=sorted(contents.key_versions | {version}),
+            key_versions=sorted(contents.key_versions | heads | {version}),
             client_share=sealer.shared,
             checkpoints=contents.counts[CHECKPOINTS],
             pending_writes=contents.counts[PENDING_WRITES],
@@ -624,8 +679,7 @@ class _Moving:
             StaleError: It was written to, or removed, since the plan: the next plan tells whether that is damage.
             IntegrityFailure: A piece is missing.
         """
-        sums = ColdSums(b"").with_list(listed)
-        if (contents.live, contents.writes.total) != (dict(sums.live), sums.writes):
+        if (contents.live, contents.writes.total) != (listed.live_sets(), listed.writes):
             raise StaleError
         if not contents.named <= contents.present | volume.piece_ids:
             raise IntegrityFailure("a stored piece is missing")
@@ -633,18 +687,20 @@ class _Moving:
     # --- the flip --------------------------------------------------------------------------------------------------
 
     async def _flip(
-        self, request: _Request, plan: Plan, refs: list[CheckpointRef], stub: Stub, listed: SegmentList,
-        record: ArchiveRecord,
+        self, request: _Request, plan: Plan, choice: Leaving, refs: list[CheckpointRef],
+        written: tuple[Stub, SegmentList, ArchiveRecord],
     ) -> None:  # fmt: skip
-        thread_id, sealer = request.thread_id, plan.sealer
+        thread_id, sealer, (stub, listed, record) = request.thread_id, plan.sealer, written
         async with self.plans.locked(request, plan) as locked:
             transaction = locked.transaction
-            if not self.plans.spared(locked, ByRule(request.rule)).isdisjoint(refs):
+            if not self.plans.spared(locked, choice).isdisjoint(refs):
                 raise StaleError
+            heads = _leaving(locked, choice, refs, stub)
             held = await transaction.fetch_all(sql.HOLD_KEY_VERSIONS, key_versions=stub.key_versions)
             if len(held) != len(stub.key_versions):
                 raise StaleError  # re-sealed while it was read
             await self._remove(locked, refs)
+            listed, directory = await self._remove_heads(locked, heads, stub, listed)
             pointer = BlobPointer(record.blob_key, record.content_bytes)
             settlement = Settlement(stub.blob_id, stub.size_bytes, pointer)
             ledger = self.sealing.offload.ledger
@@ -653,13 +709,12 @@ class _Moving:
             sealed = listed.seal(sealer, stub)
             await transaction.run(sql.ADD_LISTED, thread_id=thread_id, segment=stub.segment, listed=sealed)
             sums = plan.sums.with_segment(sealer.without_share, stub, listed)
-            cold = sums.seal(sealer, thread_id, locked.created_at)
-            await transaction.run(sql.SET_COLD, thread_id=thread_id, cold=cold)
+            cold, sums = await _set_cold(transaction, sealer, thread_id, locked.created_at, sums, directory)
             await self.audit.append(
                 transaction, request.scope.tenant_id, request.actor, "segment.archive",
                 _target(request.scope, thread_id), _told(stub),
             )  # fmt: skip
-            locked.taken = refs
+            locked.taken, locked.ended = refs, [each.namespace for each in heads]
         locked.keep_plan_true()
         plan.fresh.clear()
         plan.cold, plan.sums = cold, sums
@@ -677,6 +732,129 @@ class _Moving:
             raise StaleError from None
         if len(await locked.transaction.fetch_all(pruning_sql.DELETE_CHECKPOINTS, **where)) != len(refs):
             raise StaleError
+
+    async def _remove_heads(
+        self, locked: LockedThread, heads: Sequence[HeadRow], stub: Stub, listed: SegmentList
+    ) -> tuple[SegmentList, Directory | None]:
+        """Take heads out of the database that leave with the last of their checkpoints.
+
+        Returns:
+            The list with them, and the directory, or None if there are none.
+
+        Raises:
+            StaleError: Somebody wrote to one of their namespaces since the plan.
+        """
+        if not heads:
+            return listed, None
+        transaction, plan = locked.transaction, locked.plan
+        names = [each.namespace for each in heads]
+        if await transaction.fetch_all(sql.WITH_WRITES, thread_id=locked.thread_id, namespaces=names):
+            raise StaleError
+        taken = await transaction.fetch_all(
+            sql.TAKE_HEADS,
+            thread_id=locked.thread_id,
+            namespaces=names,
+            head_ids=[each.head_id for each in heads],
+            sequences=[each.sequence for each in heads],
+            seals=[each.seal for each in heads],
+        )
+        if len(taken) != len(heads):
+            raise StaleError
+        rows = [
+            ListedHead.of(
+                each.namespace,
+                each.head_id,
+                each.sequence,
+                each.seal,
+                namespace_mac(plan.sealer, each.namespace),
+                plan.sums.of(each.namespace),
+            )
+            for each in heads
+        ]
+        listed = msgspec.structs.replace(listed, heads=rows)
+        directory = await open_directory(transaction, plan.sealer, locked.thread_id, plan.sums)
+        return listed, directory.with_segment(stub, listed)
+
+
+def _choice(plan: Plan, rule: ThinningRule, segments: Segments, *, heads: bool) -> Leaving:
+    """What may go; ``heads``: namespaces may leave whole."""
+    if not heads:
+        return Leaving(rule)
+    stays = {name for name, each in plan.writes if name not in plan.thread or each not in plan.thread[name].entries}
+    stays |= {
+        name for name, known in plan.thread.items() if any(segments.around(each) is not None for each in known.entries)
+    }
+    whole = may_leave_whole(plan.thread, rule, written_since(plan, rule.writes_since))
+    return Leaving(rule, whole - stays)
+
+
+def _leaving(locked: LockedThread, choice: Leaving, refs: Collection[CheckpointRef], stub: Stub) -> list[HeadRow]:
+    """The heads that leave with these checkpoints, as they are under the lock.
+
+    Raises:
+        StaleError: One would leave without something of its namespace, or the thread's newest checkpoint would.
+    """
+    plan, here = locked.plan, _by_name(iter(refs))
+    heads = [row for name, row in locked.heads.items() if row.head_id in here.get(name, ())]
+    left = {row.head_id for name, row in locked.heads.items() if row.head_id not in here.get(name, ())}
+    for row in heads:
+        known = plan.thread[row.namespace]
+        if row.namespace not in choice.whole or known.entries.keys() != here[row.namespace]:
+            raise StaleError
+        if row.head_id >= max(left, default=""):
+            raise StaleError
+        if peek_header(row.seal).key_version not in stub.key_versions:
+            raise StaleError  # re-sealed since the plan
+        if open_own_head(plan.sealer, locked.thread_id, locked.thread, row).live != known.live:
+            raise StaleError
+    return heads
+
+
+async def _next_back(
+    transaction: Transaction, lists: Lists, sums: ColdSums, segments: Segments, number: int | None
+) -> SegmentRow | None:
+    """The segment to bring back next, so that this one, or all can be; None: it is back already, or all are.
+
+    Raises:
+        IntegrityFailure: There is a checkpoint whose namespace has no head.
+    """
+    chosen = _last_of(segments, number)
+    while chosen is not None:
+        names = {name for name, _ in await lists.checkpoints(chosen)} - (await lists.heads(chosen)).keys()
+        if sums.namespaces.count:
+            where = {"thread_id": chosen.thread_id, "namespaces": sorted(names)}
+            names -= {*await transaction.fetch_all(sql.WITH_HEAD, **where)}
+        else:
+            return chosen
+        if not names:
+            return chosen
+        # A head left last, in a segment of a greater number. Where it is the directory says only to who has the share.
+        before = chosen
+        for each in sorted(segments.all, key=lambda segment: segment.segment):
+            if each.segment > before.segment and not names.isdisjoint(await lists.heads(each)):
+                chosen = _last_of(segments, each.segment)
+                break
+        else:
+            raise IntegrityFailure("the namespace has checkpoints but no head")
+    return None
+
+
+async def _set_cold(
+    transaction: Transaction,
+    sealer: Sealer,
+    thread_id: str,
+    created_at: datetime,
+    sums: ColdSums,
+    directory: Directory | None,
+) -> tuple[bytes | None, ColdSums]:
+    """Store cold sums, with the directory if it is another one now; returns them as they are stored, and opened."""
+    if directory is not None:
+        sums = sums.with_directory(sealer.without_share, thread_id, directory)
+        packed = directory.entries or None
+        await transaction.run(sql.SET_COLD_NAMESPACES, thread_id=thread_id, cold_namespaces=packed)
+    cold = sums.seal(sealer, thread_id, created_at)
+    await transaction.run(sql.SET_COLD, thread_id=thread_id, cold=cold)
+    return cold, sums
 
 
 def _runs(plan: Plan, segments: Segments) -> Iterator[list[CheckpointRef]]:

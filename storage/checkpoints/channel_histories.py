@@ -118,7 +118,10 @@ async def read(rows: Rows, reader: PieceReader, at: At, wanted: Wanted) -> Toget
         if line.ancestors:
             writes = await check_writes(sealer, await rows.members(), counted.thread, rows.cold_writes)
             if wanted.names is None:
-                mark = counted.mark(target_id, (), writes.of(wanted.namespace, target_id))
+                own = writes.of(wanted.namespace, target_id)
+                if not own.count and rows.cold_writes.count:  # they may be in a segment, with their checkpoint
+                    own = _sum(sealer, await line.writes([line.target]))
+                mark = counted.mark(target_id, (), own)
         written = await line.writes(line.ancestors)
     by_channel = await _by_channel(line, wanted.channels, written)
     here = [each for each in line.seeds.values() if not line.is_elsewhere(each)]

@@ -15,6 +15,8 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from crypto import Sealer
 from storage.access.access import Access
 from storage.access.completeness import RowSeals, check_absent
@@ -36,6 +38,7 @@ from storage.errors import (
     WritesPending,
 )
 from storage.format.chain import NO_WRITES
+from storage.format.cold.segment import ColdSums
 from storage.format.leaves import escaped
 from storage.format.manifest import ChannelRecord
 from storage.format.pieces import (
@@ -58,6 +61,7 @@ from storage.schemas.versions import WantedVersions
 from storage.scope import ClientShare, Scope, check_id
 from storage.statements.threads import checkpoints as sql
 from storage.tiers.rows import Rows
+from storage.tiers.segments import refuse_cold_namespace
 from storage.tiers.snapshots import Snapshot
 
 SOURCE: Final = "compact"
@@ -164,6 +168,9 @@ class Compacting:
                 raise CheckpointNotFound
             if row.tier != "hot":
                 raise ThreadArchived(thread_id)
+            if row.cold is not None:
+                sums = ColdSums.open(sealer, thread_id, row.created_at, thread.incarnation, row.cold)
+                snapshot = msgspec.structs.replace(snapshot, sums=sums)
             policies = await transaction.fetch_only(sql.POLICIES_OF, agent_before=row.agent, agent=compaction.agent)
             rules = SaveRules.read(self._access.control, scope.tenant_id, policies)
             base, sequence = await _stand(snapshot, sealer, compaction, strict=row.strict, rules=rules)
@@ -251,6 +258,8 @@ async def _stand(
         return base, None
     found = await snapshot.load(namespace, None, with_state=False)
     if found is None:
+        if snapshot.sums is not None:
+            await refuse_cold_namespace(snapshot.transaction, sealer, snapshot.thread_id, snapshot.sums, namespace)
         await check_absent(snapshot, sealer, namespace)
         raise CheckpointNotFound
     seals = RowSeals.open(sealer, compaction.thread_id, namespace, found)

@@ -80,7 +80,7 @@ from storage.statements.threads import checkpoints as sql
 from storage.statements.threads import threads as threads_sql
 from storage.statements.threads.checkpoints import OpenRow
 from storage.tiers.hot import HotRows
-from storage.tiers.segments import refuse_cold
+from storage.tiers.segments import find_cold_head, refuse_cold
 
 T = TypeVar("T")
 # What a save has to be to stand on a parent of another version, or of one where it names none.
@@ -434,6 +434,7 @@ class _Attempt:
             ground = Ground.read(
                 sealer, save, row, own_seal, SaveRules.read(access.control, scope.tenant_id, row.policies)
             )
+            await self._refuse_cold_namespace(transaction, ground)
             await check_acknowledged(transaction, sealer, save.thread_id, acknowledged, ground.head_id, ground.head)
             if save.checkpoint_id is not None and not row.stored_before:
                 await self._refuse_cold(transaction, ground, save.checkpoint_id)
@@ -519,6 +520,23 @@ class _Attempt:
             rows, namespace = HotRows(transaction, self.save.thread_id), self.save.namespace
             await check_count(rows, namespace, ground.head, None if ground.sums is None else ground.sums.of(namespace))
         raise ParentUnknown
+
+    async def _refuse_cold_namespace(self, transaction: Transaction, ground: Ground) -> None:
+        """Return if the namespace has its head in the database, or is a new one.
+
+        Raises:
+            HeadExists: It is cold as a whole, and the caller believes that it is not there.
+            ThreadArchived: It is cold as a whole, and is to be brought back first.
+        """
+        if ground.head is not None or ground.sums is None:
+            return
+        save = self.save
+        found = await find_cold_head(transaction, self.sealer, save.thread_id, ground.sums, save.namespace)
+        if found is None:
+            return
+        if save.precondition is not None and save.precondition.absent:
+            raise HeadExists(found.head.head_id)
+        raise ThreadArchived(save.thread_id, segment=found.segment.segment)
 
     async def _refuse_cold(self, transaction: Transaction, ground: Ground, checkpoint_id: str) -> None:
         """Return if a checkpoint of the namespace is in no segment; as `storage.tiers.segments.refuse_cold`."""

@@ -44,7 +44,7 @@ from storage.schemas.versions import OtherVersionError
 from storage.scope import Scope
 from storage.statements.threads import checkpoints as sql
 from storage.statements.threads.checkpoints import OpenWritesRow
-from storage.tiers.segments import refuse_cold
+from storage.tiers.segments import refuse_cold, refuse_cold_namespace
 
 # As many writes are sealed beside the event loop.
 _SEALED_BESIDE_MIN = 64
@@ -317,12 +317,18 @@ class _Attempt:
         return _Sealed(thread, open_head(self.sealer, new.thread_id, thread, *place))
 
     async def _refuse_cold(self, transaction: Transaction, row: OpenWritesRow, before: _Sealed) -> None:
-        """Return if the checkpoint is in no segment; as `storage.tiers.segments.refuse_cold`."""
+        """Return if neither the checkpoint nor its namespace is in a segment.
+
+        Raises:
+            ThreadArchived: As `storage.tiers.segments.refuse_cold` and `storage.tiers.segments.refuse_cold_namespace`.
+        """
         new = self.new
         if row.cold is None or new.checkpoint_id == row.head_id:
             return
         incarnation = before.thread.incarnation
         sums = ColdSums.open(self.sealer, new.thread_id, row.thread_created_at, incarnation, row.cold)
+        if row.head_id is None:
+            await refuse_cold_namespace(transaction, self.sealer, new.thread_id, sums, new.namespace)
         await refuse_cold(transaction, self.sealer, new.thread_id, sums, (new.namespace, new.checkpoint_id))
 
     async def _stored(self, transaction: Transaction, uploads: Uploads) -> list[tuple[Piece, UUID | None]]:

@@ -53,10 +53,13 @@ SEALED_API_KEYS = Feature("sealed-api-keys", "an API key whose row has no seal i
 SEGMENTS = Feature("segments", "old checkpoints of threads that stay hot can be moved to the bucket of archives")
 READABLE_EXPORTS = Feature("readable-exports", "API keys may be allowed to export threads in clear (state:export)")
 LINKS = Feature("links", "threads can name the thread that they were begun from")
+COLD_NAMESPACES = Feature(
+    "cold-namespaces", "namespaces of finished calls can move to the bucket of archives whole, with their heads"
+)
 COMPACTION_POLICIES = Feature("compaction-policies", "a save policy can say when lists need compaction")
 # Every feature of this build. One that was released is never renamed and never taken out.
 KNOWN = (
-    CONTROL_ROW_FORMATS, ADOPTIONS, SEALED_API_KEYS, SAVE_POLICIES, SEGMENTS, READABLE_EXPORTS, LINKS,
+    CONTROL_ROW_FORMATS, ADOPTIONS, SEALED_API_KEYS, SAVE_POLICIES, SEGMENTS, READABLE_EXPORTS, LINKS, COLD_NAMESPACES,
     COMPACTION_POLICIES,
 )  # fmt: skip
 KNOWN_NAMES = tuple(feature.name for feature in KNOWN)

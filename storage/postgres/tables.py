@@ -185,7 +185,7 @@ _thread_table(
     *_columns(ARRAY(ID), "searchable", nullable=True),
     *_columns(LargeBinary, "origin", nullable=True),
     *_columns(MOMENT, "began_at", nullable=True, default="clock_timestamp()"),
-    *_columns(LargeBinary, "cold", nullable=True),
+    *_columns(LargeBinary, "cold", "cold_namespaces", nullable=True),
     *_columns(ID, "parent_thread_id", nullable=True),
     _index("threads_by_age", "tenant_id subject_id created_at thread_id", where="created_at >= '-infinity'"),
     _index("threads_by_searchable", "tenant_id subject_id searchable", where="created_at >= '-infinity'"),

@@ -141,7 +141,7 @@ class Facts:
         checkpoints: The number that it has; None: they were not counted.
         writes_due: Whether it has pending writes that are older than the policy wants to keep.
         old_checkpoints: The number of checkpoints behind its newest segment that are older than they may be and no
-            head.
+            head that has to stay.
         has_overdue: Whether one of those is twice as old as it may be, and was not when it was last looked at.
     """
 

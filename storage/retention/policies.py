@@ -28,6 +28,7 @@ from storage.archive.moving import KeepHot
 from storage.archive.segmenting import Moved, Segmenting
 from storage.blobs.store import STORAGE_CLASSES
 from storage.concurrency.turns import Pauses
+from storage.control.features import COLD_NAMESPACES
 from storage.control.rows import ControlRows, Proof, policy_row
 from storage.encoding import json_decoder, json_encoder
 from storage.errors import (
@@ -347,7 +348,11 @@ def glance(
 
 
 async def count(
-    transaction: Transaction, seen: Examined, thinned_until: datetime | None, now: datetime | None = None
+    transaction: Transaction,
+    control: ControlRows,
+    seen: Examined,
+    thinned_until: datetime | None,
+    now: datetime | None = None,
 ) -> Examined:
     """Examine a thread by its other rows as well; as `glance`."""
     now = seen.row.present if now is None else now
@@ -364,6 +369,7 @@ async def count(
         made_before=None if ttl is None else now - ttl,
         overdue_before=None if ttl is None else now - 2 * ttl,
         overdue_since=_BEGINNING if looked_at is None or ttl is None else looked_at - 2 * ttl,
+        leaving=None if ttl is None or not control.features.is_on(COLD_NAMESPACES) else _leaving(seen.policy),
     )
     due = seen.policy.pending_writes_seconds is not None and counts.writes_due
     facts = replace(
@@ -374,6 +380,15 @@ async def count(
         has_overdue=counts.has_overdue,
     )
     return Examined(seen.row, seen.policy, facts, plan(seen.policy, facts, now))
+
+
+def _leaving(policy: Effective) -> str:
+    """A pattern of the names of namespaces whose heads may move into segments: all, or those of calls.
+
+    Which of them are over is known when the thread is opened (`storage.threads.thinning.may_leave_whole`).
+    """
+    kept = policy.keep_hot or Thinning()
+    return "%:%" if kept.keep_first or kept.keep_last or kept.every is not None else "%"
 
 
 async def examine(
@@ -395,7 +410,7 @@ async def examine(
         return None
     policies = await read_policies(transaction, control, scope.tenant_id, [row.agent])
     seen, counts = glance(policies, own_of(control, scope.tenant_id, row), row, thinned_until)
-    return await count(transaction, seen, thinned_until) if counts else seen
+    return await count(transaction, control, seen, thinned_until) if counts else seen
 
 
 async def effective_of(
@@ -737,7 +752,7 @@ class RetentionPolicies:
                 continue
             if counts:
                 async with self._unit_of_work.snapshot(subject) as transaction:
-                    seen = await count(transaction, seen, None, now)
+                    seen = await count(transaction, self._control, seen, None, now)
             page.threads += 1
             page.held += seen.policy.legal_hold and _without_hold(seen, now) is not None and seen.plan is None
             if seen.plan is not None:

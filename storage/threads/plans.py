@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Any
 
 from crypto import Sealer
+from crypto.envelope import peek_header
 from storage.access.completeness import (
     check_writes,
     compare_checkpoints,
@@ -80,6 +81,8 @@ class KnownNamespace:
     sequence: int
     live: LiveSet
     entries: dict[str, Entry]
+    # Of the head's seal, when the plan was read.
+    key_version: int = 0
 
 
 @dataclass(slots=True)
@@ -223,8 +226,8 @@ class Plans:
             sealer = sealer.without_share  # of several threads, perhaps only some need the share
         check_share(sealer, target.thread_id, thread)
         heads = await transaction.fetch_all(threads_sql.HEADS, thread_id=target.thread_id)
-        compare_namespaces(sealer, thread, [each.namespace for each in heads])
         sums = ColdSums.open(sealer, target.thread_id, row.created_at, thread.incarnation, row.cold)
+        compare_namespaces(sealer, thread, [each.namespace for each in heads], sums.namespaces)
         plan = Plan(sealer, thread.incarnation, {}, {}, thread.writes, {}, [], row.cold, sums)
         for each in await transaction.fetch_all(sql.WRITES, thread_id=target.thread_id):
             write, ref = each.member_row, (each.namespace, each.checkpoint_id)
@@ -243,7 +246,8 @@ class Plans:
                 found = found.add(opened.member)
                 entries[opened.columns.checkpoint_id] = _entry(opened)
             compare_checkpoints(found.join(sums.of(at.namespace)), head.live)
-            plan.thread[at.namespace] = KnownNamespace(at.head_id, head.sequence, head.live, entries)
+            version = peek_header(at.seal).key_version
+            plan.thread[at.namespace] = KnownNamespace(at.head_id, head.sequence, head.live, entries, version)
         return plan
 
     # --- under the lock -------------------------------------------------------------------------------------------
@@ -281,7 +285,7 @@ class Plans:
         rows = await locked.transaction.fetch_all(threads_sql.HEADS, thread_id=locked.thread_id)
         locked.heads = {row.namespace: row for row in rows}
         if locked.heads.keys() != plan.thread.keys():
-            compare_namespaces(plan.sealer, locked.thread, locked.heads)
+            compare_namespaces(plan.sealer, locked.thread, locked.heads, plan.sums.namespaces)
             for name in plan.thread.keys() - locked.heads.keys():
                 del plan.thread[name]
         for name, row in locked.heads.items():
@@ -437,8 +441,12 @@ def with_theirs(plan: Plan, refs: set[CheckpointRef]) -> set[CheckpointRef]:
 def doomed_of(plan: Plan, choice: Choice) -> dict[str, set[str]]:
     """The checkpoints that go by a choice, by namespace."""
     since = choice.rule.writes_since if isinstance(choice, ByRule) else None
-    written = set() if since is None else {ref for ref, newest in plan.newest_write.items() if newest >= since}
-    return choice.doomed(plan.thread, written)
+    return choice.doomed(plan.thread, written_since(plan, since))
+
+
+def written_since(plan: Plan, since: datetime | None) -> set[CheckpointRef]:
+    """The checkpoints with a pending write from then or later; None: none."""
+    return set() if since is None else {ref for ref, newest in plan.newest_write.items() if newest >= since}
 
 
 def _entry(opened: OpenedCheckpoint) -> Entry:

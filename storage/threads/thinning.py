@@ -237,12 +237,29 @@ class ThinningRule:
             firm[namespace] = closed(entries, self._firm(namespace, known, written))
             chosen = set(entries)
             if self._chooses:
-                chosen = {each for each in entries if self.every is not None and entries[each].step % self.every == 0}
+                chosen = {each for each in entries if self._has_step(entries[each])}
             kept[namespace] = closed(entries, chosen | firm[namespace])
         if self.checkpoints_max is not None:
             kept = _down_to(self.checkpoints_max, thread, firm, kept)
         doomed = {namespace: set(known.entries) - kept[namespace] for namespace, known in thread.items()}
         return {namespace: some for namespace, some in doomed.items() if some}
+
+    def keeps_nothing_of(self, entries: Entries, *, ended: bool) -> bool:
+        """Whether nothing of a namespace is kept but for its head; ``ended``: it is of a call that is over."""
+        if not self._chooses or self.checkpoints_max is not None:
+            return False
+        if not ended and (self.keep_first or self.keep_last or any(map(self._has_step, entries.values()))):
+            return False
+        return not any(map(self._names, entries.values()))
+
+    def _has_step(self, entry: Entry) -> bool:
+        return self.every is not None and entry.step % self.every == 0
+
+    def _names(self, entry: Entry) -> bool:
+        """Whether a checkpoint stays for its age or its status."""
+        return (
+            self.made_since is not None and entry.created_at >= self.made_since
+        ) or not self.keep_statuses.isdisjoint((entry.status, entry.outcome))
 
     def _firm(self, namespace: str, known: Known, written: Collection[CheckpointRef]) -> set[str]:
         entries = known.entries
@@ -251,11 +268,7 @@ class ThinningRule:
         firm.update(ordered[: self.keep_first])
         firm.update(ordered[len(ordered) - min(self.keep_last, len(ordered)) :])
         for each in entries.values():
-            if (
-                (namespace, each.checkpoint_id) in written
-                or (self.made_since is not None and each.created_at >= self.made_since)
-                or not self.keep_statuses.isdisjoint((each.status, each.outcome))
-            ):
+            if (namespace, each.checkpoint_id) in written or self._names(each):
                 firm.add(each.checkpoint_id)
         return firm
 
@@ -403,6 +416,47 @@ class ByRule:
     def spared(self, entries: Entries, doomed: Collection[str], fresh: Collection[Entry]) -> set[str]:
         """As `Choice.spared`."""
         return spared_by(entries, doomed, fresh)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving(ByRule):
+    """What moves into segments: what a rule does not keep, and some namespaces whole, with their heads."""
+
+    whole: frozenset[str] = frozenset()
+
+    def doomed(self, thread: Mapping[str, Known], written: Collection[CheckpointRef]) -> dict[str, set[str]]:
+        """As `Choice.doomed`."""
+        doomed = self.rule.doomed(thread, written)
+        return doomed | {name: set(thread[name].entries) for name in self.whole}
+
+    def ended(self, thread: Mapping[str, Known]) -> set[str]:
+        """As `Choice.ended`: those that leave whole."""
+        return {*self.whole.intersection(thread)}
+
+
+def may_leave_whole(
+    thread: Mapping[str, Known], rule: ThinningRule, written: Collection[CheckpointRef]
+) -> frozenset[str]:
+    """Namespaces of which a rule keeps nothing, so that their heads need not stay.
+
+    Never the root, nor the one that has the thread's newest checkpoint. What a rule keeps by its number, its place or
+    its step is kept of a namespace that goes on: of a call that ended (`finished_calls`) only what is young, was
+    written to, waits, or had a status that is kept.
+
+    ``written`` are the checkpoints with a write that ``writes_since`` keeps.
+    """
+    newest_id = max((known.head_id for known in thread.values()), default="")
+    ended = finished_calls(thread)
+    apart = {name for name, _ in written}
+    return frozenset(
+        name
+        for name, known in thread.items()
+        if name
+        and known.head_id != newest_id
+        and name not in apart
+        and not unanswered(known.entries)
+        and rule.keeps_nothing_of(known.entries, ended=name in ended)
+    )
 
 
 def writes_that_may_go(thread: Mapping[str, Known], refs: Iterable[CheckpointRef]) -> set[CheckpointRef]:

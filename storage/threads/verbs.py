@@ -28,7 +28,8 @@ from storage.errors import (
     ThreadExists,
     ThreadNotFound,
 )
-from storage.format.chain import HeadSeal, LiveSet
+from storage.format.chain import HeadSeal, LiveSet, ThreadSeal
+from storage.format.cold.segment import ColdSums
 from storage.format.record import (
     new_thread,
     open_thread,
@@ -294,7 +295,8 @@ async def _compared(snapshot: Snapshot, sealer: Sealer) -> Thread:
     thread = open_listed(sealer, row)
     if thread.share_check is None:
         heads = await snapshot.heads()
-        compare_namespaces(sealer, thread, [each.namespace for each in heads])
+        cold = await _cold_namespaces(snapshot, sealer, thread) if row.segmented else None
+        compare_namespaces(sealer, thread, [each.namespace for each in heads], cold)
         for each in heads:
             open_own_head(sealer, thread_id, thread, each)
     if row.tier == "hot":
@@ -302,6 +304,14 @@ async def _compared(snapshot: Snapshot, sealer: Sealer) -> Thread:
         if ends.newest_id != ends.head_id:
             raise IntegrityFailure("the newest checkpoint is not the head")
     return shown(row, thread)
+
+
+async def _cold_namespaces(snapshot: Snapshot, sealer: Sealer, thread: ThreadSeal) -> LiveSet | None:
+    """The sum of the namespaces that are in segments with their heads."""
+    row = await snapshot.thread()
+    if row is None:
+        return None
+    return ColdSums.open(sealer, snapshot.thread_id, row.created_at, thread.incarnation, row.cold).namespaces
 
 
 async def remove_thread(

@@ -13,10 +13,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 from uuid import UUID
 
+import msgspec
+
 from crypto import Sealer
 from storage.errors import IntegrityFailure, ThreadArchived
 from storage.format.chain import LiveSet
-from storage.format.cold.segment import ColdSums, ListedCheckpoint, Segment, SegmentList
+from storage.format.cold.segment import ColdSums, Directory, ListedCheckpoint, ListedHead, Segment, SegmentList
 from storage.format.pieces import unpack_ids
 from storage.format.record import CheckpointRow, MemberRow, PieceRow, WriteRow
 from storage.model import HistoryQuery
@@ -24,6 +26,7 @@ from storage.postgres.unit_of_work import Transaction
 from storage.statements.threads import archives as sql
 from storage.statements.threads.archives import SegmentRow
 from storage.statements.threads.tags import COUNTED_MAX, TagUse
+from storage.statements.threads.threads import HeadRow
 from storage.tiers.rows import PageEnds, Reference, Search, WholeRows
 from storage.tiers.union import UnionRows
 
@@ -54,6 +57,7 @@ class Lists:
         self._transaction = transaction
         self._sealer = sealer
         self._checkpoints: dict[UUID, dict[tuple[str, str], ListedCheckpoint]] = {}
+        self._heads: dict[UUID, dict[str, ListedHead]] = {}
         self._pieces: dict[UUID, frozenset[bytes]] = {}
 
     async def checkpoints(self, segment: SegmentRow) -> Mapping[tuple[str, str], ListedCheckpoint]:
@@ -61,17 +65,95 @@ class Lists:
         await self._open(segment)
         return self._checkpoints[segment.blob_id]
 
+    async def heads(self, segment: SegmentRow) -> Mapping[str, ListedHead]:
+        """The heads of the namespaces that left with a segment, by namespace."""
+        await self._open(segment)
+        return self._heads[segment.blob_id]
+
     async def piece_ids(self, segment: SegmentRow) -> frozenset[bytes]:
         """The pieces in a segment's object."""
         await self._open(segment)
         return self._pieces[segment.blob_id]
 
+    async def directory(self, thread_id: str, sums: ColdSums) -> Directory:
+        """Which segment has the head of which cold namespace."""
+        return await open_directory(self._transaction, self._sealer, thread_id, sums)
+
+    async def cold_head(self, namespace: str, sums: ColdSums, segments: "Segments") -> "ColdHead | None":
+        """The head of a cold namespace; None: it is none, and has a head in the database or has none at all."""
+        if not sums.namespaces.count or not segments.all:
+            return None
+        directory = await self.directory(segments.all[0].thread_id, sums)
+        for number in directory.segments_of(self._sealer, namespace):
+            for segment in segments.all:
+                if segment.segment == number and (head := (await self.heads(segment)).get(namespace)) is not None:
+                    return ColdHead(segment, head)
+        return None
+
     async def _open(self, segment: SegmentRow) -> None:
         if segment.blob_id in self._pieces:
             return
         listed = await open_list(self._transaction, self._sealer, segment)
+        self._heads[segment.blob_id] = {each.namespace: each for each in listed.heads}
         self._checkpoints[segment.blob_id] = {(each.namespace, each.checkpoint_id): each for each in listed.checkpoints}
         self._pieces[segment.blob_id] = frozenset(unpack_ids(listed.piece_ids))
+
+
+class ColdHead(msgspec.Struct, frozen=True):
+    """The head of a cold namespace, and the segment that has it."""
+
+    segment: SegmentRow
+    head: ListedHead
+
+    @property
+    def row(self) -> HeadRow:
+        """As it was in the database."""
+        return HeadRow(self.head.namespace, self.head.head_id, self.head.sequence, self.head.seal)
+
+
+async def open_directory(transaction: Transaction, sealer: Sealer, thread_id: str, sums: ColdSums) -> Directory:
+    """Which segment has the head of which cold namespace of a thread.
+
+    Raises:
+        IntegrityFailure: It is not the one that the sums are of.
+    """
+    stored = None
+    if sums.namespaces.count:
+        stored = await transaction.fetch_one(sql.COLD_NAMESPACES, thread_id=thread_id)
+    return Directory.open(sealer.without_share, thread_id, sums, stored)
+
+
+async def find_cold_head(
+    transaction: Transaction, sealer: Sealer, thread_id: str, sums: ColdSums, namespace: str
+) -> ColdHead | None:
+    """The head of a namespace that is cold as a whole; None: it has a head in the database, or there is no such one.
+
+    Before whoever writes takes a namespace without a head in the database for a new one, this is asked under the lock.
+
+    Raises:
+        IntegrityFailure: What is said of segments does not authenticate.
+    """
+    if not sums.namespaces.count:
+        return None
+    directory = await open_directory(transaction, sealer, thread_id, sums)
+    if next(directory.segments_of(sealer, namespace), None) is None:
+        return None
+    segments = await open_segments(transaction, sealer, thread_id, sums)
+    return await Lists(transaction, sealer).cold_head(namespace, sums, segments)
+
+
+async def refuse_cold_namespace(
+    transaction: Transaction, sealer: Sealer, thread_id: str, sums: ColdSums, namespace: str
+) -> None:
+    """Return if a namespace without a head in the database is a new one: under the lock, before it is written to.
+
+    Raises:
+        ThreadArchived: It is cold; the segment with its head is named, which is to be brought back first.
+        IntegrityFailure: What is said of segments does not authenticate.
+    """
+    found = await find_cold_head(transaction, sealer, thread_id, sums, namespace)
+    if found is not None:
+        raise ThreadArchived(thread_id, segment=found.segment.segment)
 
 
 async def open_list(transaction: Transaction, sealer: Sealer, segment: Segment) -> SegmentList:
@@ -211,7 +293,16 @@ class SegmentedRows:
 
     async def count(self, namespace: str) -> int:
         """As `storage.tiers.rows.Rows.count`."""
-        return await self._unsegmented.count(namespace) + self._sums.of(namespace).count
+        count = await self._unsegmented.count(namespace) + self._sums.of(namespace).count
+        found = await self.cold_head(namespace)
+        if found is not None:
+            own = (await self._lists.checkpoints(found.segment)).values()
+            count += found.head.earlier_count + sum(each.namespace == namespace for each in own)
+        return count
+
+    async def cold_head(self, namespace: str) -> ColdHead | None:
+        """The head of a cold namespace; None: it is none."""
+        return await self._lists.cold_head(namespace, self._sums, self._segments)
 
     # --- pieces and writes -----------------------------------------------------------------------------------------
 
@@ -248,6 +339,19 @@ class SegmentedRows:
         return self._sums.writes
 
 
+async def cold_heads(lists: Lists, segments: Segments, sums: ColdSums) -> list[HeadRow]:
+    """The heads of all cold namespaces, for whoever reads the whole thread.
+
+    Raises:
+        IntegrityFailure: What is said of segments does not authenticate.
+    """
+    found: list[HeadRow] = []
+    if sums.namespaces.count:
+        for segment in segments.all:
+            found += [ColdHead(segment, each).row for each in (await lists.heads(segment)).values()]
+    return found
+
+
 async def refuse_cold(
     transaction: Transaction, sealer: Sealer, thread_id: str, sums: ColdSums, place: tuple[str, str]
 ) -> None:
@@ -258,7 +362,7 @@ async def refuse_cold(
         IntegrityFailure: What is said of segments does not authenticate.
     """
     if not sums.of(place[0]).count:
-        return
+        return  # what is cold as a whole has no head, which its writer found out before
     segment = (await open_segments(transaction, sealer, thread_id, sums)).around(place[1])
     if segment is not None and place in await Lists(transaction, sealer).checkpoints(segment):
         raise ThreadArchived(thread_id, segment=segment.segment)

@@ -9,14 +9,17 @@ from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
+from storage.format.chain import LiveSet
 from storage.format.cold.segment import ColdSums
 from storage.postgres.unit_of_work import Transaction
+from storage.statements.keys.keys import HASH_NOW
 from storage.statements.threads import checkpoints as sql
 from storage.statements.threads import threads as threads_sql
 from storage.statements.threads.checkpoints import LoadedRows
 from storage.statements.threads.threads import HeadRow, ThreadRow
 from storage.tiers.hot import HotListing, HotRows
 from storage.tiers.rows import Listing, Rows, WholeRows
+from storage.tiers.segments import SegmentedRows
 
 _PIECE_ID_BYTES = 17
 
@@ -74,8 +77,18 @@ class Snapshot(msgspec.Struct, frozen=True):
         return await self.transaction.fetch_one(threads_sql.READ, thread_id=self.thread_id)
 
     async def heads(self) -> list[HeadRow]:
-        """The heads of its namespaces."""
+        """The heads of its namespaces that are in the database."""
         return await self.transaction.fetch_all(threads_sql.HEADS, thread_id=self.thread_id)
+
+    async def cold_head(self, namespace: str) -> HeadRow | None:
+        """The head of one namespace that is cold as a whole."""
+        found = await self.rows.cold_head(namespace) if isinstance(self.rows, SegmentedRows) else None
+        return None if found is None else found.row
+
+    @property
+    def cold_namespaces(self) -> LiveSet:
+        """The sum of the namespaces that are cold as a whole, whose heads are not in the database."""
+        return LiveSet() if self.sums is None else self.sums.namespaces
 
     async def load(self, namespace: str, checkpoint_id: str | None, *, with_state: bool) -> LoadedRows | None:
         """A checkpoint, or the head's, with everything that a load needs; None: the namespace has no head.
@@ -89,9 +102,35 @@ class Snapshot(msgspec.Struct, frozen=True):
             checkpoint_id=checkpoint_id,
             with_state=with_state,
         )
+        if found is None:
+            found = await self._load_cold(namespace)
         if found is None or (not self.is_archived and self.sums is None):
             return found
         return await load_from(self, found, namespace, checkpoint_id, with_state=with_state)
+
+    async def _load_cold(self, namespace: str) -> LoadedRows | None:
+        """What a load finds of a namespace that is cold as a whole, without its rows; None: it is none."""
+        at = await self.rows.cold_head(namespace) if isinstance(self.rows, SegmentedRows) else None
+        row = None if at is None else await self.thread()
+        if at is None or row is None:
+            return None
+        head = at.row
+        return LoadedRows(
+            head_id=head.head_id,
+            sequence=head.sequence,
+            head_seal=head.seal,
+            thread_seal=row.seal,
+            thread_created_at=row.created_at,
+            tier=row.tier,
+            cold=row.cold,
+            is_newer=False,
+            is_parent_stored=False,
+            keys_hash=await self.transaction.fetch_only(HASH_NOW),
+            checkpoint=None,
+            writes=[],
+            pieces=[],
+            members=[],
+        )
 
 
 class SubjectSnapshot(msgspec.Struct, frozen=True):

@@ -38,11 +38,12 @@ from storage.statements.deployment.transfer import ExportedThread
 from storage.statements.rules import retention as retention_sql
 from storage.statements.threads import archives as archives_sql
 from storage.statements.threads import threads as threads_sql
+from storage.statements.threads.threads import HeadRow
 from storage.threads.holds import proved_thread_policy
 from storage.tiers.hot import HotRows
 from storage.tiers.objects import ArchiveObjects
 from storage.tiers.rows import BEFORE_WRITES, place_of
-from storage.tiers.segments import open_segments
+from storage.tiers.segments import Lists, cold_heads, open_segments
 from storage.transfer.spool import Spool
 
 # Rows that are read at a time; each is a piece of some 64 KiB at most, or a manifest.
@@ -154,11 +155,11 @@ class Spooling:
 
         async def attempt(sealer: Sealer) -> SpooledThread:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
-                spooled = await self._described(transaction, scope, sealer, thread_id)
+                spooled, namespaces = await self._described(transaction, scope, sealer, thread_id)
                 try:
                     stubs = await self._stubs(transaction, thread_id, spooled)
                     if spooled.row.tier == "hot":
-                        await self._add_hot(transaction, thread_id, spooled)
+                        await self._add_hot(transaction, thread_id, spooled, namespaces)
                     await self._add_artifacts(transaction, thread_id, spooled)
                 except BaseException:
                     spooled.close()
@@ -173,22 +174,29 @@ class Spooling:
 
         return await self._access.reading_cold(scope, attempt, ThreadNotFound(), share)
 
-    async def _described(self, transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str) -> SpooledThread:
-        """The thread without its rows."""
+    async def _described(
+        self, transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str
+    ) -> tuple[SpooledThread, list[str]]:
+        """The thread without its rows, and the namespaces that are not cold as a whole."""
         await self._access.check_keys_in(transaction, scope, sealer)
         row = await transaction.fetch_one(sql.EXPORTED, thread_id=thread_id)
         if row is None:
             raise ThreadNotFound
         thread = open_thread(sealer, thread_id, row.created_at, row.seal)
         heads = await transaction.fetch_all(threads_sql.HEADS, thread_id=thread_id)
-        compare_namespaces(sealer, thread, [each.namespace for each in heads])
+        sums = ColdSums.open(sealer, thread_id, row.created_at, thread.incarnation, row.cold)
+        namespaces = [each.namespace for each in heads]
+        compare_namespaces(sealer, thread, namespaces, sums.namespaces)
+        if sums.segments.count:
+            segments = await open_segments(transaction, sealer, thread_id, sums)
+            heads = sorted([*heads, *await cold_heads(Lists(transaction, sealer), segments, sums)], key=_namespace)
         opened = [(each.namespace, each.head_id, open_own_head(sealer, thread_id, thread, each)) for each in heads]
         own = await transaction.fetch_one(retention_sql.THREAD_ONE, thread_id=thread_id)
         if own is not None:
             proof = Proof(own.mac, own.mac_format)
             self._access.control.check(proved_thread_policy(scope, thread_id, own), proof)
         policy = None if own is None or own.policy == NO_POLICY_JSON else own.policy
-        return SpooledThread(sealer, row, thread, policy, opened)
+        return SpooledThread(sealer, row, thread, policy, opened), namespaces
 
     async def _stubs(self, transaction: Transaction, thread_id: str, spooled: SpooledThread) -> list[Stub]:
         """What says where the rows are that are not in the database: of its archive, and of each segment."""
@@ -199,13 +207,12 @@ class Spooling:
                 raise IntegrityFailure("a thread is in the archive tier, but what says where is gone")
             stubs.append(archived)
         if row.cold is not None:
-            place = (thread_id, row.created_at, spooled.thread.incarnation, row.cold)
-            sums = ColdSums.open(spooled.sealer, *place)
-            await open_segments(transaction, spooled.sealer, thread_id, sums)
             stubs += await transaction.fetch_all(archives_sql.SEGMENT_STUBS, thread_id=thread_id)
         return stubs
 
-    async def _add_hot(self, transaction: Transaction, thread_id: str, spooled: SpooledThread) -> None:
+    async def _add_hot(
+        self, transaction: Transaction, thread_id: str, spooled: SpooledThread, namespaces: Sequence[str]
+    ) -> None:
         rows, after = HotRows(transaction, thread_id), BEFORE_WRITES
         spooled.writes.begin_run()
         spooled.checkpoints.begin_run()
@@ -216,7 +223,7 @@ class Spooling:
                 after = place_of(write)
             if len(writes) < _ROWS:
                 break
-        for namespace, _, _ in spooled.heads:
+        for namespace in namespaces:
             last = ""
             while True:
                 checkpoints = await rows.checkpoints_after(namespace, last, _ROWS)
@@ -301,6 +308,10 @@ class Spooling:
                     encode_json(artifact.metadata), artifact.preview, artifact.digest, artifact.size_bytes,
                     artifact.client_share, artifact.created_at, row.blob_id.bytes, pointer.blob_key,
                 )  # fmt: skip
+
+
+def _namespace(head: HeadRow) -> str:
+    return head.namespace
 
 
 def _place(row: CheckpointRow) -> tuple[str, str]:

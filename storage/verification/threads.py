@@ -8,7 +8,7 @@ places, never values. Nothing is written, and damage is reported instead of rais
 
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Literal
 from uuid import UUID
@@ -31,9 +31,9 @@ from storage.archive.check import ArchiveCheck, ArchiveContents
 from storage.collection.accepted_losses import AcceptedLosses
 from storage.collection.blobs import BlobDamage, damage_of_subject, damage_of_thread
 from storage.errors import IntegrityFailure, ThreadArchived, ThreadNotFound
-from storage.format.chain import HeadSeal, LiveSet, ThreadSeal
+from storage.format.chain import HeadSeal, LiveSet, ThreadSeal, namespace_mac
 from storage.format.cold.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, Stub
-from storage.format.cold.segment import ColdSums, SegmentList
+from storage.format.cold.segment import ColdSums, Directory, SegmentList
 from storage.format.pieces import unpack_ids
 from storage.format.record import OpenedWrite, PieceReader, open_head, open_thread_seal, open_write
 from storage.format.token import incarnation_tag, removal_mac, thread_tag
@@ -50,7 +50,7 @@ from storage.statements.threads.threads import HeadRow
 from storage.tiers.hot import HotRows
 from storage.tiers.objects import ArchiveObjects
 from storage.tiers.rows import BEFORE_WRITES, place_of
-from storage.tiers.segments import open_list, open_segments
+from storage.tiers.segments import open_directory, open_list, open_segments
 
 # After so long a stretch of a subject's threads ends with the thread it is at: somebody watches the progress.
 STRETCH_SECONDS = 2.0
@@ -345,17 +345,43 @@ async def _read_segmented(transaction: Transaction, sealer: Sealer, thread_id: s
         thread = open_thread_seal(sealer, thread_id, row.created_at, row.seal)
         client_share = thread.share_check is not None
         sums = ColdSums.open(sealer, thread_id, row.created_at, thread.incarnation, row.cold)
-        total = ColdSums(thread.incarnation)
+        total, directory = ColdSums(thread.incarnation), Directory()
         for each in (await open_segments(transaction, sealer, thread_id, sums)).all:
             stub = await transaction.fetch_only(archives_sql.SEGMENT_STUB, thread_id=thread_id, segment=each.segment)
             found.append((stub, await open_list(transaction, sealer, each)))
             total = total.with_segment(sealer.without_share, each, found[-1][1])
-        if total != sums:
+            directory = directory.with_segment(each, found[-1][1])
+            if not client_share:
+                _compare_cold_heads(sealer, thread, thread_id, found[-1][1])
+        await open_directory(transaction, sealer, thread_id, sums)
+        if total.with_directory(sealer.without_share, thread_id, directory) != sums:
             fault = "the lists of the thread's segments are not what its cold sums say"
     except (IntegrityFailure, KeyDestroyed) as error:
         fault = str(error) or "a segment does not authenticate"
     found.sort(key=lambda each: each[0].segment)
     return _Segmented(thread_id, row.cold, client_share, found, fault)
+
+
+def _compare_cold_heads(sealer: Sealer, thread: ThreadSeal, thread_id: str, listed: SegmentList) -> None:
+    """Compare the heads that left with a segment with what is listed of their namespaces.
+
+    Raises:
+        IntegrityFailure: One does not authenticate, or counts other checkpoints or pending writes.
+    """
+    live, writes = (
+        listed.live_sets(),
+        {(each.namespace, each.checkpoint_id): each.writes for each in listed.checkpoints},
+    )
+    for each in listed.heads:
+        row = HeadRow(each.namespace, each.head_id, each.sequence, each.seal)
+        head = open_own_head(sealer, thread_id, thread, row)
+        own, written = live.get(each.namespace, LiveSet()), writes.get((each.namespace, each.head_id))
+        if (head.live, head.writes, each.mac) != (
+            each.earlier.join(own),
+            written,
+            namespace_mac(sealer, each.namespace),
+        ):
+            raise IntegrityFailure("a head in a segment counts other checkpoints or pending writes than are listed")
 
 
 def _compare_segment(contents: ArchiveContents, listed: SegmentList, known: set[bytes], *, opened: bool) -> None:
@@ -368,8 +394,7 @@ def _compare_segment(contents: ArchiveContents, listed: SegmentList, known: set[
         raise IntegrityFailure("a stored piece is missing")
     if not opened:
         return
-    sums = ColdSums(b"").with_list(listed)
-    if (contents.live, contents.writes.total) != (dict(sums.live), sums.writes):
+    if (contents.live, contents.writes.total) != (listed.live_sets(), listed.writes):
         raise IntegrityFailure("it has other checkpoints or pending writes than are listed")
 
 
@@ -442,13 +467,14 @@ class _Verifier:
             if row.client_share if thread is None else thread.share_check is not None:
                 self._report.threads_skipped += 1
                 return True
-        if thread is not None:
-            with self._reporting("namespaces"):
-                compare_namespaces(self._sealer, thread, [each.namespace for each in heads])
         if row is not None and thread is not None:
             with self._reporting("archive"):
                 incarnation = thread.incarnation
                 self._sums = ColdSums.open(self._sealer, self._thread_id, row.created_at, incarnation, row.cold)
+        if thread is not None:
+            with self._reporting("namespaces"):
+                hot = [each.namespace for each in heads]
+                compare_namespaces(self._sealer, thread, hot, self._sums.namespaces)
         seen, writes = await self._writes()
         if thread is not None and writes is not None:
             with self._reporting("pending-writes"):
@@ -609,6 +635,8 @@ async def _compare_anchored(
             comparison.take(row)
         if len(rows) < _HEADS_PAGE:
             break
+    if comparison.left:
+        await _compare_cold(transaction, sealer, comparison, thread_id)
     lost = comparison.lost
     for known in comparison.unexplained():
         removal = removal_mac(sealer, known.thread, known.incarnation)
@@ -622,6 +650,29 @@ async def _compare_anchored(
             )
             lost.append(known)
     return lost
+
+
+async def _compare_cold(
+    transaction: Transaction, sealer: Sealer, comparison: "_Comparison", thread_id: str | None
+) -> None:
+    """Account for heads that left the database with their namespaces; what is damaged was found with its thread."""
+    after = ""
+    while True:
+        rows = await transaction.fetch_all(sql.SEGMENTED_AFTER, thread_id=thread_id, after=after, limit=_THREADS_PAGE)
+        for row in rows:
+            after = row.thread_id
+            with suppress(IntegrityFailure, KeyDestroyed):
+                thread = open_thread_seal(sealer, after, row.created_at, row.thread_seal)
+                sums = ColdSums.open(sealer, after, row.created_at, thread.incarnation, row.cold)
+                if not sums.namespaces.count:
+                    continue
+                for segment in (await open_segments(transaction, sealer, after, sums)).all:
+                    for each in (await open_list(transaction, sealer, segment)).heads:
+                        at = (each.namespace, each.head_id, each.sequence, each.seal)
+                        place = (after, row.created_at, row.thread_seal, row.client_share)
+                        comparison.take(HeadOfThreadRow(*place, *at))
+        if len(rows) < _THREADS_PAGE:
+            return
 
 
 class _Comparison:

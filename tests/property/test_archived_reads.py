@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from storage.archive.segmenting import Segmenting
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import ManualClock
-from storage.control.features import SEGMENTS
+from storage.control.features import COLD_NAMESPACES, SEGMENTS
 from storage.errors import StorageError
 from storage.model import (
     ChannelHistoryQuery,
@@ -36,7 +36,8 @@ from tests.support.stores import DEPLOYMENT_ID
 START = datetime(2026, 1, 1, tzinfo=UTC)
 UNKNOWN_ID = "1f0c0000-0000-6000-8000-000000000001"  # is never saved
 SHARES = [None, ClientShare(b"s" * 32), ClientShare(b"w" * 32)]
-NAMESPACES = st.sampled_from(["", "sub", "\uffff", "\U0001f600"])
+# The last two are of calls of sub-agents, of which one was made by the other.
+NAMESPACES = st.sampled_from(["", "sub", "\uffff", "\U0001f600", "node:1", "node:1|é:2"])
 CHANNELS = ["a", "log", "é"]
 STATUSES = st.sampled_from(["active", "waiting", "failed", "done"])
 WORDS = st.sampled_from(["x", "y"])
@@ -132,6 +133,7 @@ class Thread:
         self.scope = Scope(uuid4(), "user-1")
         self.share = share
         self.ids: list[str] = [UNKNOWN_ID]
+        self.newest: dict[str, str] = {}
         self.token: str | None = None
 
     def at(self, number):
@@ -160,8 +162,12 @@ class Thread:
                 parts["content"] = FullState(content)
                 if on is not None:
                     parts["parent"] = Parent(self.at(on))
+            if ":" in namespace:  # as LangGraph says what a call began at
+                parents = {name: each for name, each in self.newest.items() if namespace.startswith(name)}
+                parts["metadata"] = parts.get("metadata", {}) | {"parents": parents}
             saved = await checkpoints.save(self.scope, Save(thread_id="t1", namespace=namespace, **parts), self.share)
             self.ids.append(saved.checkpoint_id)
+            self.newest[namespace] = saved.head_id
             self.token = saved.token
         except StorageError:
             pass  # what cannot be done to a thread is not the question here
@@ -243,8 +249,15 @@ def test_a_thread_answers_the_same_wherever_its_rows_are(world, share, changes, 
 
 RULE = st.builds(
     ThinningRule,
-    keep_first=st.integers(0, 2), keep_last=st.integers(0, 3), every=st.sampled_from([None, None, 2]),
+    keep_first=st.sampled_from([0, 0, 0, 1, 2]), keep_last=st.sampled_from([0, 0, 0, 1, 2, 3]),
+    every=st.sampled_from([None, None, None, 2]),
     keep_statuses=st.sampled_from([frozenset(), frozenset({"failed"})]), made_since=st.just(START + timedelta(days=9)),
+)  # fmt: skip
+
+
+QUESTIONS = st.lists(
+    st.tuples(st.sampled_from(["own", "own", "own", 0, 1, 2]), st.one_of(WHOLE, HISTORY, POINT, POINT)),
+    min_size=4, max_size=12,
 )  # fmt: skip
 
 
@@ -256,12 +269,43 @@ RULE = st.builds(
         min_size=1, max_size=3,
     ),
     segment_checkpoints=st.integers(1, 5),
-    questions=st.lists(
-        st.tuples(st.sampled_from(["own", "own", "own", 0, 1, 2]), st.one_of(WHOLE, HISTORY, POINT, POINT)),
-        min_size=4, max_size=12,
-    ),
+    questions=QUESTIONS,
 )  # fmt: skip
 def test_a_thread_of_which_parts_are_in_segments_answers_the_same(world, share, lives, segment_checkpoints, questions):
+    world.runner.run(_compare_lives(world, share, lives, segment_checkpoints, questions))
+
+
+# What sub-agents save, and others whose namespaces end: nobody asks anything, and forks are few.
+APART = ["sub", "node:1", "node:1|é:2", "node:3"]
+PASSING = st.fixed_dictionaries(
+    {
+        "verb": st.just("save"), "namespace": st.sampled_from(APART), "on": st.sampled_from([None, None, None, 1, 3]),
+        "state": st.dictionaries(st.sampled_from(CHANNELS), VALUES, max_size=2), "patch": st.booleans(),
+        "status": st.sampled_from(["active", "done"]), "delta_channels": st.sampled_from([(), (), ("log",)]),
+    }
+)  # fmt: skip
+NOTHING_KEPT = st.sampled_from([ThinningRule(made_since=START + timedelta(days=9)), ThinningRule(keep_last=1)])
+
+
+@settings(max_examples=20)
+@given(
+    share=st.sampled_from(SHARES[:2]),
+    lives=st.lists(
+        st.tuples(st.lists(st.one_of(PASSING, PASSING, WRITE), min_size=1, max_size=8), NOTHING_KEPT, st.booleans()),
+        min_size=1, max_size=4,
+    ),
+    segment_checkpoints=st.integers(1, 5),
+    questions=QUESTIONS,
+)  # fmt: skip
+def test_a_thread_whose_namespaces_leave_and_come_back_answers_the_same(
+    world, share, lives, segment_checkpoints, questions
+):
+    goes_on = {"verb": "save", "namespace": "", "state": {"a": 1}, "on": None, "patch": False}
+    lives = [([*changes, goes_on], rule, archived) for changes, rule, archived in lives]
+    world.runner.run(_compare_lives(world, share, lives, segment_checkpoints, questions))
+
+
+async def _compare_lives(world, share, lives, segment_checkpoints, questions):
     thread = Thread(world, share)
     store, scope = world.store, thread.scope
     parts = (store.pruning._access, store.archives.objects, store.archive_writer, store.audit)
@@ -276,26 +320,24 @@ def test_a_thread_of_which_parts_are_in_segments_answers_the_same(world, share, 
     async def clean():
         assert (await store.verification.thread(scope, "t1")).findings == []
 
-    async def compare():
-        await switch_on(store, SEGMENTS)
-        await thread.change("save", "", state={"a": 0}, on=None, patch=False)
-        for changes, rule, archived in lives:
-            if (await store.threads.get(scope, "t1")).tier == "archive":
-                await store.archives.bring_back(scope, "t1")
-            for each in changes:
-                await thread.change(**dict(each))
-            before = await answers()
-            await segmenting.move(scope, "t1", rule, actor="test", share=share)
+    await switch_on(store, SEGMENTS)
+    await switch_on(store, COLD_NAMESPACES)
+    await thread.change("save", "", state={"a": 0}, on=None, patch=False)
+    for changes, rule, archived in lives:
+        if (await store.threads.get(scope, "t1")).tier == "archive":
+            await store.archives.bring_back(scope, "t1")
+        for each in changes:
+            await thread.change(**dict(each))
+        before = await answers()
+        await segmenting.move(scope, "t1", rule, actor="test", share=share)
+        assert await answers() == before
+        await clean()
+        if archived:
+            assert (await store.archives.archive(scope, "t1")).created
             assert await answers() == before
             await clean()
-            if archived:
-                assert (await store.archives.archive(scope, "t1")).created
-                assert await answers() == before
-                await clean()
-        assert await answers() == before
-        await store.archives.restore(scope, "t1")
-        assert await answers() == before
-        assert not (await store.threads.get(scope, "t1")).segmented
-        await clean()
-
-    world.runner.run(compare())
+    assert await answers() == before
+    await store.archives.restore(scope, "t1")
+    assert await answers() == before
+    assert not (await store.threads.get(scope, "t1")).segmented
+    await clean()

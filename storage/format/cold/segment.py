@@ -3,14 +3,19 @@
 A **segment** is an archive (`storage.format.cold.archive`) of some checkpoints of a thread that stays hot: those of one
 range of ids, of all namespaces. The seals of the thread and of its heads count them as before. So a thread with
 segments has its **cold sums** beside its seal: hot rows and cold sums together are what the seals say. The **list** of
-a segment says which checkpoints are in its object, and how much they count. docs/formats/segment.md is the same in
-words.
+a segment says which checkpoints are in its object, and how much they count.
+
+A namespace may be **cold** as a whole: its head's row is in the list of the segment that has the head's checkpoint, the
+sums count it among the thread's namespaces, and the **directory** says which segment that is. docs/formats/segment.md
+is the same in words.
 
 Owns the encoding of both, and what each is bound to. It reads no rows; whether the sums are the lists' is for
 verification to compare (`storage.verification`).
 """
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Final, Protocol, TypeVar
 from uuid import UUID
@@ -20,11 +25,16 @@ import msgspec
 from crypto import Field, Kind, OpenError, Sealer
 from storage.encoding import encode_msgpack
 from storage.errors import IntegrityFailure
-from storage.format.chain import NO_WRITES, LiveSet, Macs
+from storage.format.chain import NO_WRITES, LiveSet, Macs, namespace_mac
 
 FORMAT: Final = 1
+# Of a list and of sums with heads of namespaces.
+HEADS_FORMAT: Final = 2
 _SUM_BYTES: Final = 32
 _NUMBER_BYTES: Final = 4
+# In the directory: 64 bits of a keyed digest and the number of a segment.
+_TAG_BYTES: Final = 8
+_ENTRY_BYTES: Final = _TAG_BYTES + _NUMBER_BYTES
 
 
 class Segment(Protocol):
@@ -77,22 +87,58 @@ class ListedCheckpoint(msgspec.Struct, array_like=True, frozen=True):
         return _live((self.writes_count, self.writes_total))
 
 
-class SegmentList(msgspec.Struct, array_like=True, frozen=True):
+class ListedHead(msgspec.Struct, array_like=True, frozen=True):
+    """The head of a cold namespace, as its row was.
+
+    Attributes:
+        namespace: The namespace.
+        head_id: The id of the head, which is a checkpoint of this segment.
+        sequence: The namespace's sequence.
+        seal: The head's seal, as it was stored.
+        mac: The namespace's member of the thread's seal (`storage.format.chain.namespace_mac`), which takes the share
+            of a thread that has one: so that it comes back without.
+        earlier_count: The number of the namespace's checkpoints that are in other segments.
+        earlier_total: The sum of their members, 32 bytes big endian.
+    """
+
+    namespace: str
+    head_id: str
+    sequence: int
+    seal: bytes
+    mac: bytes
+    earlier_count: int
+    earlier_total: bytes
+
+    @classmethod
+    def of(cls, namespace: str, head_id: str, sequence: int, seal: bytes, mac: bytes, earlier: LiveSet) -> "ListedHead":
+        """With the sum of the checkpoints that are in other segments."""
+        return cls(namespace, head_id, sequence, seal, mac, *_stored(earlier))
+
+    @property
+    def earlier(self) -> LiveSet:
+        """The checkpoints of the namespace that are in other segments."""
+        return _live((self.earlier_count, self.earlier_total))
+
+
+class SegmentList(msgspec.Struct, frozen=True):
     """What counts of a segment.
 
     Attributes:
         checkpoints: Its checkpoints, by id and namespace.
         piece_ids: The ids of the pieces in its object, packed.
-        format: Of this record.
+        heads: The heads of the namespaces that left with it.
     """
 
     checkpoints: list[ListedCheckpoint]
     piece_ids: bytes
-    format: int = FORMAT
+    heads: list[ListedHead] = []
 
     def seal(self, sealer: Sealer, segment: Segment) -> bytes:
         """The ``listed`` column of the segment's stub; it takes no client-held share."""
-        return sealer.without_share.seal(Kind.SEGMENT, _list_location(segment), encode_msgpack(self))
+        record: tuple[object, ...] = (self.checkpoints, self.piece_ids, FORMAT)
+        if self.heads:
+            record = (self.checkpoints, self.piece_ids, HEADS_FORMAT, self.heads)
+        return sealer.without_share.seal(Kind.SEGMENT, _list_location(segment), encode_msgpack(record))
 
     @classmethod
     def open(cls, sealer: Sealer, segment: Segment, envelope: bytes | None) -> "SegmentList":
@@ -104,10 +150,90 @@ class SegmentList(msgspec.Struct, array_like=True, frozen=True):
         """
         if envelope is None:
             raise IntegrityFailure("a segment is there, but not what says which of its checkpoints count")
-        opened = _opened(cls, sealer, _list_location(segment), envelope)
-        if opened.format != FORMAT:
+        opened = _opened(_List, sealer, _list_location(segment), envelope)
+        if opened.format != (HEADS_FORMAT if opened.heads else FORMAT):
             raise IntegrityFailure("the list of a segment is of a newer format")
-        return opened
+        return cls(opened.checkpoints, opened.piece_ids, opened.heads)
+
+    def live_sets(self) -> dict[str, LiveSet]:
+        """The live set of the checkpoints of each namespace."""
+        found: dict[str, LiveSet] = {}
+        for each in self.checkpoints:
+            found[each.namespace] = found.get(each.namespace, LiveSet()).add(each.member)
+        return found
+
+    @property
+    def writes(self) -> LiveSet:
+        """The sum of the pending writes."""
+        total = NO_WRITES
+        for each in self.checkpoints:
+            total = total.join(each.writes)
+        return total
+
+
+class _List(msgspec.Struct, array_like=True, frozen=True):
+    checkpoints: list[ListedCheckpoint]
+    piece_ids: bytes
+    format: int
+    heads: list[ListedHead] = []
+
+
+class Directory(msgspec.Struct, frozen=True):
+    """Which segment has the head of which cold namespace, without naming one: ``threads.cold_namespaces``.
+
+    Entries of 12 bytes in order: the beginning of the namespace's `namespace_mac` and the number of the segment.
+    What is not in it is no cold namespace; what seems to be in it, the list of that segment tells.
+    """
+
+    entries: bytes = b""
+
+    @classmethod
+    def open(cls, macs: Macs, thread_id: str, sums: "ColdSums", stored: bytes | None) -> "Directory":
+        """As it is stored, if it is the one that the sums are of.
+
+        Raises:
+            IntegrityFailure: It is another one, or missing.
+        """
+        found = cls(stored or b"")
+        if (
+            found.digest(macs, thread_id) != sums.directory
+            or len(found.entries) != sums.namespaces.count * _ENTRY_BYTES
+        ):
+            raise IntegrityFailure("what says where heads of this thread are was edited outside the gateway")
+        return found
+
+    def digest(self, macs: Macs, thread_id: str) -> bytes:
+        """What the sums keep of it; nothing of an empty one."""
+        return macs.mac(b"cold-namespaces", thread_id.encode(), self.entries) if self.entries else b""
+
+    def _tag(self, at: int) -> bytes:
+        return self.entries[at * _ENTRY_BYTES : at * _ENTRY_BYTES + _TAG_BYTES]
+
+    def segments_of(self, macs: Macs, namespace: str) -> Iterator[int]:
+        """The numbers of segments that may have the head of a namespace; of almost every one that is not cold, none.
+
+        ``macs`` are those of the thread's seal: they take its share.
+        """
+        tag, count = namespace_mac(macs, namespace)[:_TAG_BYTES], len(self.entries) // _ENTRY_BYTES
+        for at in range(bisect_left(range(count), tag, key=self._tag), count):
+            if self._tag(at) != tag:
+                return
+            end = (at + 1) * _ENTRY_BYTES
+            yield int.from_bytes(self.entries[end - _NUMBER_BYTES : end])
+
+    def _each(self) -> Iterator[bytes]:
+        return (self.entries[at : at + _ENTRY_BYTES] for at in range(0, len(self.entries), _ENTRY_BYTES))
+
+    def with_segment(self, segment: Segment, listed: SegmentList) -> "Directory":
+        """With the heads of one more segment."""
+        number = segment.segment.to_bytes(_NUMBER_BYTES)
+        more = (each.mac[:_TAG_BYTES] + number for each in listed.heads)
+        return Directory(b"".join(sorted([*self._each(), *more])))
+
+    def without_segment(self, segment: Segment) -> "Directory":
+        """Without the heads of one segment."""
+        number = segment.segment.to_bytes(_NUMBER_BYTES)
+        return Directory(b"".join(each for each in self._each() if not each.endswith(number)))
 
 
 class _Cold(msgspec.Struct, array_like=True, frozen=True):
@@ -115,7 +241,11 @@ class _Cold(msgspec.Struct, array_like=True, frozen=True):
     live: dict[str, _Sum]
     writes: _Sum
     segments: _Sum
-    format: int = FORMAT
+    format: int
+    namespaces: _Sum = (0, bytes(_SUM_BYTES))
+    ended: _Sum = (0, bytes(_SUM_BYTES))
+    heads: bytes = bytes(_SUM_BYTES)
+    directory: bytes = b""
 
 
 class ColdSums(msgspec.Struct, frozen=True):
@@ -123,48 +253,84 @@ class ColdSums(msgspec.Struct, frozen=True):
 
     Attributes:
         incarnation: The thread's.
-        live: The live set of the cold checkpoints of each namespace that has some.
-        writes: The sum of their pending writes.
+        live: The live set of the cold checkpoints of each namespace that has some, and a head in the database.
+        writes: The sum of the pending writes of all cold checkpoints.
         segments: The segments, by `segment_mac`.
+        namespaces: The cold namespaces, by `storage.format.chain.namespace_mac`.
+        ended: All of their checkpoints.
+        heads: Where each of them stands, by `head_digest`.
+        directory: What `Directory.digest` says of where their heads are.
     """
 
     incarnation: bytes
     live: Mapping[str, LiveSet] = {}
     writes: LiveSet = NO_WRITES
     segments: LiveSet = LiveSet()
+    namespaces: LiveSet = LiveSet()
+    ended: LiveSet = LiveSet()
+    heads: LiveSet = LiveSet()
+    directory: bytes = b""
 
     def of(self, namespace: str) -> LiveSet:
-        """The cold checkpoints of a namespace."""
+        """The cold checkpoints of a namespace that has a head in the database."""
         return self.live.get(namespace, LiveSet())
 
     def with_segment(self, macs: Macs, segment: Segment, listed: SegmentList) -> "ColdSums":
-        """With one more segment."""
-        return msgspec.structs.replace(self.with_list(listed), segments=self.segments.add(segment_mac(macs, segment)))
+        """With one more segment, whose heads came with it; `with_directory` is for the caller.
 
-    def with_list(self, listed: SegmentList) -> "ColdSums":
-        """With the checkpoints of one more segment."""
-        live = {name: self.of(name).join(own) for name, own in _live_sets(listed.checkpoints).items()}
-        writes = self.writes.join(_writes(listed.checkpoints))
-        return msgspec.structs.replace(self, live={**self.live, **live}, writes=writes)
+        Raises:
+            IntegrityFailure: A head counts other checkpoints in other segments than there are.
+        """
+        live, namespaces, ended, heads = dict(self.live), self.namespaces, self.ended, self.heads
+        for name, own in listed.live_sets().items():
+            live[name] = self.of(name).join(own)
+        for head in listed.heads:
+            if self.of(head.namespace) != head.earlier:
+                raise IntegrityFailure("a head counts other checkpoints in segments than there are")
+            namespaces = namespaces.add(head.mac)
+            heads = heads.add(head_digest(head.namespace, head.head_id, head.sequence))
+            ended = ended.join(live.pop(head.namespace, LiveSet()))
+        return msgspec.structs.replace(
+            self,
+            live=live,
+            writes=self.writes.join(listed.writes),
+            segments=self.segments.add(segment_mac(macs, segment)),
+            namespaces=namespaces,
+            ended=ended,
+            heads=heads,
+        )
 
     def without_segment(self, macs: Macs, segment: Segment, listed: SegmentList) -> "ColdSums":
-        """With one segment less.
+        """With one segment less, and its heads back in the database; `with_directory` is for the caller.
 
         Raises:
             IntegrityFailure: It is not among these.
         """
-        live = dict(self.live)
-        for name, own in _live_sets(listed.checkpoints).items():
-            left = self.of(name).part(own)
+        live, namespaces, ended, heads = dict(self.live), self.namespaces, self.ended, self.heads
+        own = listed.live_sets()
+        for head in listed.heads:
+            all_of_it = head.earlier.join(own.get(head.namespace, LiveSet()))
+            namespaces = namespaces.subtract(head.mac)
+            heads = heads.subtract(head_digest(head.namespace, head.head_id, head.sequence))
+            ended, live[head.namespace] = ended.part(all_of_it), all_of_it
+        for name, some in own.items():
+            left = live.get(name, LiveSet()).part(some)
             live[name] = left
             if not left.count:
                 del live[name]
         return msgspec.structs.replace(
             self,
             live=live,
-            writes=self.writes.part(_writes(listed.checkpoints)),
+            writes=self.writes.part(listed.writes),
             segments=self.segments.subtract(segment_mac(macs, segment)),
+            namespaces=namespaces,
+            ended=ended,
+            heads=heads,
         )
+
+    def with_directory(self, macs: Macs, thread_id: str, directory: Directory) -> "ColdSums":
+        """With what says where heads are."""
+        return msgspec.structs.replace(self, directory=directory.digest(macs, thread_id))
 
     def compare(self, macs: Macs, segments: Iterable[Segment]) -> None:
         """Return if these are the thread's segments.
@@ -182,12 +348,15 @@ class ColdSums(msgspec.Struct, frozen=True):
         """The thread's ``cold`` column, which takes no client-held share; None: there is no segment."""
         if not self.segments.count:
             return None
-        record = _Cold(
+        record: tuple[object, ...] = (
             self.incarnation,
             {name: _stored(each) for name, each in self.live.items()},
             _stored(self.writes),
             _stored(self.segments),
+            HEADS_FORMAT if self.namespaces.count else FORMAT,
         )
+        if self.namespaces.count:
+            record += (_stored(self.namespaces), _stored(self.ended), _stored(self.heads)[1], self.directory)
         location = cold_location(thread_id, created_at)
         return sealer.without_share.seal(Kind.SEGMENT, location, encode_msgpack(record), compress=False)
 
@@ -204,12 +373,20 @@ class ColdSums(msgspec.Struct, frozen=True):
         if envelope is None:
             return cls(incarnation)
         record = _opened(_Cold, sealer, cold_location(thread_id, created_at), envelope)
-        if record.format != FORMAT:
+        if record.format != (HEADS_FORMAT if record.namespaces[0] else FORMAT):
             raise IntegrityFailure("the sums of a thread's segments are of a newer format")
         if record.incarnation != incarnation:
             raise IntegrityFailure("the sums of a thread's segments are of another life of it")
         live = {name: _live(each) for name, each in record.live.items()}
-        return cls(incarnation, live, _live(record.writes), _live(record.segments))
+        namespaces, ended = _live(record.namespaces), _live(record.ended)
+        heads = _live((namespaces.count, record.heads))
+        writes, segments = _live(record.writes), _live(record.segments)
+        return cls(incarnation, live, writes, segments, namespaces, ended, heads, record.directory)
+
+
+def head_digest(namespace: str, head_id: str, sequence: int) -> bytes:
+    """Where a namespace stands, for sums that tell whether any of several went on."""
+    return hashlib.sha256(encode_msgpack((namespace, head_id, sequence))).digest()
 
 
 def cold_location(thread_id: str, created_at: datetime) -> tuple[Field, ...]:
@@ -244,17 +421,3 @@ def _stored(live: LiveSet) -> _Sum:
 def _live(stored: _Sum) -> LiveSet:
     count, total = stored
     return LiveSet(count, int.from_bytes(total))
-
-
-def _live_sets(listed: Iterable[ListedCheckpoint]) -> dict[str, LiveSet]:
-    found: dict[str, LiveSet] = {}
-    for each in listed:
-        found[each.namespace] = found.get(each.namespace, LiveSet()).add(each.member)
-    return found
-
-
-def _writes(listed: Iterable[ListedCheckpoint]) -> LiveSet:
-    total = NO_WRITES
-    for each in listed:
-        total = total.join(each.writes)
-    return total

@@ -292,7 +292,7 @@ FACTS_OF = Statement(
 class ThreadCounts(Struct, frozen=True):
     """How many checkpoints a thread has, whether any of its pending writes is due, and which checkpoints are old.
 
-    ``old_checkpoints`` are behind its newest segment, and no head; ``has_overdue``: one is older still.
+    ``old_checkpoints`` are behind its newest segment, and no head that stays; ``has_overdue``: one is older still.
     """
 
     checkpoints: int
@@ -301,7 +301,8 @@ class ThreadCounts(Struct, frozen=True):
     has_overdue: bool
 
 
-# What takes more than the thread's own row; heads keep their pending writes.
+# What takes more than the thread's own row; heads keep their pending writes. `:leaving`: which heads may leave with
+# their namespaces, as a pattern of its name; null: none. The root's stays.
 COUNTS_OF = Statement(
     """
 SELECT
@@ -328,7 +329,8 @@ FROM (
           WHERE a.tenant_id = :tenant_id AND a.subject_id = :subject_id AND a.thread_id = :thread_id
             AND a.segment > 0), '')
       AND NOT EXISTS (SELECT FROM stateroom.heads h WHERE h.tenant_id = :tenant_id AND h.subject_id = :subject_id
-          AND h.thread_id = :thread_id AND h.namespace = c.namespace AND h.head_id = c.checkpoint_id)
+          AND h.thread_id = :thread_id AND h.namespace = c.namespace AND h.head_id = c.checkpoint_id
+          AND (h.namespace = '' OR :leaving::text IS NULL OR h.namespace NOT LIKE :leaving))
 ) old
 """,
     ThreadCounts,

@@ -268,6 +268,28 @@ SEGMENT_STUB = Statement(f"SELECT {_STUB} FROM stateroom.archives WHERE {_THREAD
 LISTED = Statement(f"SELECT listed FROM stateroom.archives WHERE {_THREAD} AND segment = :segment", bytes)
 ADD_LISTED = Statement(f"UPDATE stateroom.archives SET listed = :listed WHERE {_THREAD} AND segment = :segment")
 SET_COLD = Statement(f"UPDATE stateroom.threads SET cold = :cold WHERE {_THREAD}")
+COLD_NAMESPACES = Statement(f"SELECT cold_namespaces FROM stateroom.threads WHERE {_THREAD}", bytes)
+SET_COLD_NAMESPACES = Statement(f"UPDATE stateroom.threads SET cold_namespaces = :cold_namespaces WHERE {_THREAD}")
+# The heads of namespaces that leave with their checkpoints, if they are still what was read.
+TAKE_HEADS = Statement(
+    """
+DELETE FROM stateroom.heads h
+USING unnest(:namespaces::text[], :head_ids::text[], :sequences::bigint[], :seals::bytea[])
+    AS d(namespace, head_id, sequence, seal)
+WHERE h.tenant_id = :tenant_id AND h.subject_id = :subject_id AND h.thread_id = :thread_id
+  AND h.namespace = d.namespace AND h.head_id = d.head_id AND h.sequence = d.sequence AND h.seal = d.seal
+RETURNING h.namespace
+""",
+    str,
+)
+# Those of some namespaces that have a head, and those that have pending writes.
+WITH_HEAD = Statement(
+    f"SELECT namespace FROM stateroom.heads WHERE {_THREAD} AND namespace = ANY(:namespaces::text[])", str
+)
+WITH_WRITES = Statement(
+    f"SELECT DISTINCT namespace FROM stateroom.pending_writes WHERE {_THREAD} AND namespace = ANY(:namespaces::text[])",
+    str,
+)
 
 INTO_ARCHIVE = Statement(f"UPDATE stateroom.threads SET tier = 'archive' WHERE {_THREAD} AND tier = 'hot'")
 OUT_OF_ARCHIVE = Statement(f"""

@@ -32,6 +32,7 @@ class SealsRow(msgspec.Struct, frozen=True):
 
     thread_seal: bytes | None
     thread_created_at: datetime | None
+    cold: bytes | None
     head_id: str | None
     sequence: int | None
     seal: bytes | None
@@ -40,8 +41,8 @@ class SealsRow(msgspec.Struct, frozen=True):
 # One row if there is a thread or a head of the namespace.
 SEALS = Statement(
     """
-SELECT t.seal AS thread_seal, t.created_at AS thread_created_at, h.head_id, h.sequence, h.seal
-FROM (SELECT seal, created_at FROM stateroom.threads
+SELECT t.seal AS thread_seal, t.created_at AS thread_created_at, t.cold, h.head_id, h.sequence, h.seal
+FROM (SELECT seal, created_at, cold FROM stateroom.threads
       WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id) t
 FULL JOIN (SELECT head_id, sequence, seal FROM stateroom.heads
       WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id
@@ -157,6 +158,28 @@ ORDER BY t.thread_id, h.namespace
 LIMIT :limit
 """,
     HeadOfThreadRow,
+)
+
+
+class ThreadWithColdRow(msgspec.Struct, frozen=True):
+    """A thread with segments."""
+
+    thread_id: str
+    created_at: datetime
+    thread_seal: bytes
+    client_share: bool
+    cold: bytes
+
+
+# Threads with segments, by id. One thread, or all of the subject.
+SEGMENTED_AFTER = Statement(
+    """
+SELECT thread_id, created_at, seal AS thread_seal, client_share, cold FROM stateroom.threads
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND (:thread_id::text IS NULL OR thread_id = :thread_id)
+  AND thread_id > :after AND cold IS NOT NULL
+ORDER BY thread_id LIMIT :limit
+""",
+    ThreadWithColdRow,
 )
 
 
