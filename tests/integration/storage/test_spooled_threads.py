@@ -6,13 +6,15 @@ import pytest
 
 from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import BlobNotFound
-from storage.control.features import SEGMENTS
+from storage.control.features import COLD_NAMESPACES, SEGMENTS
 from storage.errors import IntegrityFailure
+from storage.statements.threads import threads as threads_sql
 from storage.threads.thinning import ThinningRule
 from tests.support.archive_rows import fill, opened
 from tests.support.features import switch_on
 from tests.support.states import document, load, put, save, state, write
 
+ALL = ThinningRule(made_since=datetime(2100, 1, 1, tzinfo=UTC))
 # A restore counts as a write.
 WRITTEN = datetime(2026, 1, 1, tzinfo=UTC)
 NAMESPACES = ("", "planner:1", "Z", "ä", "\U0001f600")
@@ -40,7 +42,8 @@ def bucket():
 @pytest.fixture
 async def store(database, root_key, bucket):
     async with opened(database, root_key, archive=bucket) as made:
-        await switch_on(made, SEGMENTS)
+        for feature in (SEGMENTS, COLD_NAMESPACES):
+            await switch_on(made, feature)
         yield made
 
 
@@ -53,16 +56,22 @@ async def talk(store, scope, turns=12):
             content = state(messages=messages, own=f"{namespace}-{number}")
             saved = await save(store, scope, content=content, namespace=namespace, step=number)
             await put(store, scope, saved.checkpoint_id, write(0, "c", number), namespace=namespace)
+    await save(store, scope, content=state(messages=messages, own="last"), step=turns)
 
 
 async def digest_of(store, scope):
     return (await store.exporting.content_digest(scope, "t1", updated_at=WRITTEN)).digest
 
 
+async def heads_in_database(store, scope):
+    async with store.unit_of_work.snapshot(scope) as transaction:
+        return await transaction.fetch_all(threads_sql.HEADS, thread_id="t1")
+
+
 async def moved_in_three(store, scope):
-    """Several segments, one with the ids of which a checkpoint stays hot, the newest checkpoints still hot."""
-    for keep in (9, 6, 2):
-        await store.archives.segmenting.move(scope, "t1", ThinningRule(keep_last=keep, every=5), actor="test")
+    """Several segments; all namespaces but the root leave whole with the last one."""
+    for rule in (ThinningRule(keep_last=9), ThinningRule(keep_last=6), ALL):
+        await store.archives.segmenting.move(scope, "t1", rule, actor="test")
 
 
 async def test_what_is_exported_does_not_depend_on_where_the_rows_are(store, scope):
@@ -71,6 +80,7 @@ async def test_what_is_exported_does_not_depend_on_where_the_rows_are(store, sco
     hot = await digest_of(store, scope)
     await moved_in_three(store, scope)
     assert (await store.archives.status(scope, "t1")).segments.segments == 3
+    assert [each.namespace for each in await heads_in_database(store, scope)] == [""]
     assert await digest_of(store, scope) == hot
     await store.archives.archive(scope, "t1")
     archived = await digest_of(store, scope)
