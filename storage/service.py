@@ -42,7 +42,8 @@ from storage.errors import SetupError, Unavailable
 from storage.format.leaves import OFFLOAD_BYTES_MIN
 from storage.job_cancelling import JobCancelling
 from storage.key_lifecycle.parts import Parts as KeyParts
-from storage.key_lifecycle.reseal import PAUSE_RATIO, RESEAL_KIND, Reseal
+from storage.key_lifecycle.reseal import COMPLETE_KIND, PAUSE_RATIO, RESEAL_KIND, Reseal
+from storage.key_lifecycle.rewriting import Rewriting
 from storage.key_lifecycle.rotation import REWRAP_ROOT_KIND, REWRAP_TENANT_KIND, Rotation
 from storage.key_lifecycle.shred import SHRED_SUBJECT_KIND, SHRED_TENANT_KIND, Accepted, Shred
 from storage.key_lifecycle.tombstones import Tombstones
@@ -254,12 +255,15 @@ class Store:
         )  # fmt: skip
         self.job_cancelling = JobCancelling(self.unit_of_work, self.control, self.jobs, self.audit)
         self.control_repair = ControlRepair(self.unit_of_work, self.control, self.jobs, self.state_schemas, self.audit)
+        self.rewriting = Rewriting(access, objects, self.archive_writer, self.audit)
+        resealing = Reseal(access, of_keys, self.rewriting, options.reseal_pause_ratio)
         self.runner = Runner(
             self.jobs,
             {
                 REWRAP_ROOT_KIND: self.rotation.perform_root,
                 REWRAP_TENANT_KIND: self.rotation.perform_tenant,
-                RESEAL_KIND: Reseal(access, of_keys, options.reseal_pause_ratio).perform,
+                RESEAL_KIND: resealing.perform,
+                COMPLETE_KIND: resealing.perform,
                 SHRED_SUBJECT_KIND: self.shred.perform,
                 SHRED_TENANT_KIND: self.shred.perform,
                 VERIFY_TENANT_KIND: self.verifying.perform_tenant,

@@ -341,7 +341,7 @@ ANSWERS: dict[str, Any] = {
         ],
         "subject_keys": [
             {
-                "purpose": "data", "key_version": 1, "tenant_key_version": 1, "state": "active",
+                "purpose": "data", "key_version": 1, "tenant_key_version": 1, "state": "active", "archived_bytes": 0,
                 "created_at": _CREATED, "destroyed_at": None, "shred_effective_at": None,
             },
         ],

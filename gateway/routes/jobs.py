@@ -16,13 +16,13 @@ from gateway.routing.operations import Call
 from storage.administration.jobs import THREAD_KINDS, Job, thread_of
 from storage.encoding import decode_json
 from storage.key_lifecycle import shred
-from storage.key_lifecycle.reseal import RESEAL_KIND
+from storage.key_lifecycle.reseal import COMPLETE_KIND, RESEAL_KIND
 from storage.migration import jobs as migrating
 from storage.scope import OperatorScope, Scope, TenantScope
 from storage.transfer import exporting
 from storage.verification import jobs as verifying
 
-_OF_A_SUBJECT = frozenset({RESEAL_KIND, shred.SHRED_SUBJECT_KIND})
+_OF_A_SUBJECT = frozenset({RESEAL_KIND, COMPLETE_KIND, shred.SHRED_SUBJECT_KIND})
 _OF_A_SCHEMA = frozenset(migrating.KINDS)
 _VERIFYING = frozenset({verifying.VERIFY_TENANT_KIND, verifying.VERIFY_DEPLOYMENT_KIND})
 AnyJob = TypeVar("AnyJob", bound=wire.jobs.Job)

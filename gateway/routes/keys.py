@@ -59,12 +59,15 @@ async def rotate_key(call: Call[TenantScope]) -> Answer:
     if request.level == "tenant":
         if request.subject_id is not None:
             raise InvalidRequest(Fault(detail="the tenant key is no subject's", pointer="/subject_id"))
+        if request.complete:
+            raise InvalidRequest(Fault(detail="only a subject's rotation can be complete", pointer="/complete"))
         rotated = await call.commit(rotation.rotate_tenant(call.scope, call.actor, wanted))
     else:
         if request.subject_id is None:
             raise InvalidRequest(Fault(detail="name the subject whose key to rotate", pointer="/subject_id"))
         scope = _subject(call.scope.tenant_id, request.subject_id, Fault(detail="", pointer="/subject_id"))
-        rotated = await call.commit(rotation.rotate_subject(scope, call.actor, wanted))
+        work = rotation.rotate_subject(scope, call.actor, wanted, complete=request.complete)
+        rotated = await call.commit(work)
     job = await call.store.jobs.get(call.scope, rotated.job_id)
     answer = as_job(job, wire.keys.Rotation, level=request.level, key_version=rotated.key_version)
     location = job_place(call.scope, rotated.job_id)

@@ -8,10 +8,14 @@ from gateway.wire.jobs import Job
 
 
 class RotateRequest(Request):
-    """Which key to rotate: the tenant's, or a subject's data key (then name the subject)."""
+    """Which key to rotate: the tenant's, or a subject's data key (then name the subject).
+
+    ``complete``, of a subject's: archives and segments are written again, too, so that the old version can go.
+    """
 
     level: Literal["tenant", "subject"]
     subject_id: Name | None = None
+    complete: bool = False
 
 
 class TenantKey(Response):
@@ -29,13 +33,15 @@ class TenantKey(Response):
 class SubjectKey(Response):
     """One version of a subject's data or id key.
 
-    ``shred_effective_at`` is when the last backup that holds a shredded key has expired.
+    ``archived_bytes`` are those of archives and segments that need it; ``shred_effective_at`` is when the last backup
+    that holds a shredded key has expired.
     """
 
     purpose: str
     key_version: int
     tenant_key_version: int
     state: str
+    archived_bytes: int
     created_at: datetime
     destroyed_at: datetime | None
     shred_effective_at: datetime | None

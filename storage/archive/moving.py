@@ -46,7 +46,6 @@ from storage.encoding import decode_json, encode_json
 from storage.errors import (
     ArchiveTooLarge,
     ArchiveUnavailable,
-    CommitUnknown,
     IntegrityFailure,
     InvalidState,
     JobNotFound,
@@ -591,15 +590,8 @@ class _Archiving:
             raise ArchiveTooLarge
         new = NewBlob(new_blob_id(), "archive", object_bytes(size), place="archive")
         now = self.sealing.clock.now()
-        await self.sealing.offload.ledger.reserve(scope, sealer, [new], now)
-        try:
+        async with self.sealing.offload.ledger.reserving(scope, sealer, new, now):
             return await self._moved(request, sealer, read, new.blob_id, now)
-        except CommitUnknown:
-            raise  # it may be settled
-        except Exception:
-            with suppress(StorageError):
-                await self.sealing.offload.ledger.abandon(scope, new.blob_id)
-            raise
 
     async def _moved(self, request: _Request, sealer: Sealer, read: _Read, blob_id: UUID, now: datetime) -> Archived:
         location = BlobLocation(request.scope.tenant_id, blob_id, "archive")

@@ -25,7 +25,6 @@ Which checkpoints are old is not decided here, nor whether somebody may do this.
 
 import asyncio
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import groupby, islice
@@ -46,10 +45,8 @@ from storage.blobs.store import FROZEN_CLASSES, READABLE_CLASS
 from storage.control.features import COLD_NAMESPACES, SEGMENTS
 from storage.errors import (
     ArchiveUnavailable,
-    CommitUnknown,
     IntegrityFailure,
     LostRaceError,
-    StorageError,
     ThreadArchived,
     ThreadNotFound,
     Unavailable,
@@ -551,16 +548,9 @@ class _Moving:
         size = sum(_bytes_of(draft.rows, table) for table in TABLES)
         new = NewBlob(new_blob_id(), "archive", object_bytes(size), place="archive")
         now = self.sealing.clock.now()
-        await self.sealing.offload.ledger.reserve(scope, plan.sealer.without_share, [new], now)
-        try:
+        async with self.sealing.offload.ledger.reserving(scope, plan.sealer.without_share, new, now):
             stub, listed, record = await self._written(request, plan, draft, (number, volume), new, now)
             await self._flip(request, plan, choice, draft.refs, (stub, listed, record))
-        except CommitUnknown:
-            raise  # it may be settled
-        except BaseException:
-            with suppress(StorageError):
-                await self.sealing.offload.ledger.abandon(scope, new.blob_id)
-            raise
         moved = request.moved
         moved.segments += 1
         moved.checkpoints += stub.checkpoints

@@ -11,8 +11,10 @@ In this order, each step durable and repeatable:
 4. **drain**: wait as in 1, and count again; still nothing: they are destroyed, with an entry in the audit log.
 
 Readers and writers go on all the time; a crash at any point leaves every envelope readable, because a version goes
-last. Re-sealing opens and seals the same bytes at the same place: ids, digests and live sets do not change. Threads
-under a client-held share, and archived ones, are left as they are and keep the older versions.
+last. Re-sealing opens and seals the same bytes at the same place (`storage.key_lifecycle.sealed_again`): ids, digests
+and live sets do not change. Threads under a client-held share are left as they are and keep the older versions. So are
+archives and segments, unless the rotation was asked to be complete: then **objects** is a step after the receipts,
+which writes them again (`storage.key_lifecycle.rewriting`).
 """
 
 import asyncio
@@ -22,29 +24,31 @@ from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
-from crypto import Field, KeyDestroyed, Kind, OpenError, Sealer
+from crypto import Field, KeyDestroyed, Kind, Sealer
 from storage.access.access import Access
 from storage.administration.audit import GATEWAY_ACTOR
 from storage.administration.jobs import MORE, Lease, Slice, outlasting_refusals
+from storage.archive.moving import THAW_LOOK_SECONDS
 from storage.encoding import decode_json, encode_json
 from storage.errors import IntegrityFailure, NotFound
-from storage.format.chain import head_location, thread_location
-from storage.format.cold.segment import cold_location
 from storage.format.key_versions import check_key_version
 from storage.format.manifest import chunk_location
 from storage.key_lifecycle.parts import Parts
+from storage.key_lifecycle.rewriting import Rewriting
+from storage.key_lifecycle.sealed_again import active_version, seal_thread_again, sealed_again
 from storage.ledger.reseal import BlobPosition, reseal_blobs
 from storage.postgres.clock import NOW
 from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
 from storage.statements.keys import rotation as sql
-from storage.statements.threads import threads as threads_sql
-from storage.statements.threads.archives import SET_COLD, STUBS_AFTER
+from storage.statements.threads.archives import STUBS_AFTER
 
 R = TypeVar("R")
 
 RESEAL_KIND = "reseal"
+# As the former, and archives and segments are written again.
+COMPLETE_KIND = "reseal-complete"
 # Rows of one batch: how long a thread's lock is held, a few milliseconds.
 BATCH_ROWS = 64
 # After so long another job has its turn.
@@ -60,8 +64,9 @@ _LEAST = -(2**31)
 class Reseal:
     """Performs the jobs that `Rotation.rotate_subject` adds."""
 
-    def __init__(self, access: Access, parts: Parts, pause_ratio: float = PAUSE_RATIO) -> None:
+    def __init__(self, access: Access, parts: Parts, rewriting: Rewriting, pause_ratio: float = PAUSE_RATIO) -> None:
         self._access = access
+        self._rewriting = rewriting
         self._older_transactions = parts.older_transactions
         self._audit = parts.audit
         self._pause_ratio = pause_ratio
@@ -87,6 +92,8 @@ class Reseal:
                 return await self._blobs(lease, scope, *at)
             case "receipts":
                 return await self._receipts(lease, scope, *at)
+            case "objects":
+                return await self._objects(lease, scope, *at)
             case _:
                 return await self._count(lease, scope, int(at[0]))
 
@@ -95,7 +102,7 @@ class Reseal:
 
         async def count(sealer: Sealer) -> None:
             async with self._access.unit_of_work.begin(scope) as transaction:
-                found = await transaction.fetch_only(sql.COUNT_STALE, version=_version(sealer))
+                found = await transaction.fetch_only(sql.COUNT_STALE, version=active_version(sealer))
                 await lease.advance(transaction, _position("settle", moment.isoformat()), 0, found.stale)
 
         await self._access.reading(scope, count, NotFound())
@@ -149,16 +156,16 @@ class Reseal:
         thread.become(await self._access.reading(scope, with_sealer, NotFound()))
 
     async def _receipts(self, lease: Lease, scope: Scope, done_before: int, after: str) -> Slice:
-        async def with_sealer(sealer: Sealer) -> bool:
+        async def with_sealer(sealer: Sealer) -> None:
             async with self._access.unit_of_work.begin(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
                 rows = await transaction.fetch_all(
-                    sql.STALE_RECEIPTS, version=_version(sealer), after_key=after, page_rows=BATCH_ROWS
+                    sql.STALE_RECEIPTS, version=active_version(sealer), after_key=after, page_rows=BATCH_ROWS
                 )
                 done = 0
                 for row in rows:
                     location = (row.idempotency_key, row.request_digest)
-                    again = _resealed(sealer, Kind.IDEMPOTENCY, location, row.receipt)
+                    again = sealed_again(sealer, Kind.IDEMPOTENCY, location, row.receipt)
                     if again is not None:
                         done += await transaction.run(
                             sql.RESEAL_RECEIPT,
@@ -166,13 +173,28 @@ class Reseal:
                             receipt=again,
                             receipt_before=row.receipt,
                         )
-                more = len(rows) == BATCH_ROWS
-                position = ("receipts", done_before, rows[-1].idempotency_key) if more else ("count", done_before)
+                position: tuple[str | int, ...] = ("count", done_before)
+                if len(rows) == BATCH_ROWS:
+                    position = ("receipts", done_before, rows[-1].idempotency_key)
+                elif lease.kind == COMPLETE_KIND:
+                    position = ("objects", done_before, "", 0)
                 await lease.advance(transaction, _position(*position), done)
-            return more
 
         await self._paced(lambda: self._access.reading(scope, with_sealer, NotFound()))
         return MORE
+
+    async def _objects(self, lease: Lease, scope: Scope, done_before: int, thread_id: str, segment: int) -> Slice:
+        async def with_sealer(sealer: Sealer) -> Slice:
+            rewritten = await self._rewriting.next(scope, sealer, (thread_id, segment))
+            position = ("count", done_before) if rewritten.after is None else ("objects", done_before, *rewritten.after)
+            async with self._access.unit_of_work.begin(scope) as transaction:
+                await lease.advance(transaction, _position(*position), rewritten.envelopes)
+            if rewritten.thaw_seconds:
+                again = min(rewritten.thaw_seconds, THAW_LOOK_SECONDS)
+                return Slice(ended=False, again_seconds=again, waits_for="thaw")
+            return MORE
+
+        return await self._access.reading_cold(scope, with_sealer, NotFound())
 
     # --- the end of older versions ---------------------------------------------------------------------------------
 
@@ -209,7 +231,7 @@ class Reseal:
         whoever held them, and nobody comes to need one that is given up in this transaction.
         """
         await transaction.fetch_all(sql.LOCK_SUBJECT_KEYS)
-        found = await transaction.fetch_only(sql.COUNT_STALE, version=_version(sealer))
+        found = await transaction.fetch_only(sql.COUNT_STALE, version=active_version(sealer))
         if found.aside:
             return found
         return sql.StaleCount(found.stale + await _unproven(transaction, sealer), 0)
@@ -267,21 +289,6 @@ def _place(scope: Scope) -> tuple[object, str]:
     return scope.tenant_id, scope.subject_id
 
 
-def _version(sealer: Sealer) -> bytes:
-    """The active key version as it stands in an envelope's header."""
-    return sealer.active_key_version.to_bytes(4)
-
-
-def _resealed(
-    sealer: Sealer, kind: Kind, location: tuple[Field, ...], envelope: bytes, *, compress: bool = True
-) -> bytes | None:
-    """The same content at the same place under the active version, or None if it does not authenticate."""
-    try:
-        return sealer.seal(kind, location, sealer.open(kind, location, envelope), compress=compress)
-    except (OpenError, KeyDestroyed):
-        return None
-
-
 async def _unproven(transaction: Transaction, sealer: Sealer) -> int:
     """How many stubs of archives are damaged: what they say of key versions is not believed."""
     found, after = 0, ("", 0)
@@ -301,7 +308,7 @@ async def _unproven(transaction: Transaction, sealer: Sealer) -> int:
 
 async def _reseal_thread(transaction: Transaction, scope: Scope, sealer: Sealer, thread: _Thread) -> int:
     """Re-seal up to `BATCH_ROWS` rows of a thread under its lock; returns how many."""
-    locked = await transaction.fetch_one(sql.LOCK_THREAD, thread_id=thread.thread_id, version=_version(sealer))
+    locked = await transaction.fetch_one(sql.LOCK_THREAD, thread_id=thread.thread_id, version=active_version(sealer))
     if locked is None:  # deleted meanwhile, or not ours to re-seal
         thread.finished = True
         return 0
@@ -310,7 +317,7 @@ async def _reseal_thread(transaction: Transaction, scope: Scope, sealer: Sealer,
         await table()
         if not batch.left:
             return batch.done
-    await batch.seals(locked)
+    batch.done += await seal_thread_again(transaction, sealer, thread.thread_id, locked)
     thread.finished = True
     return batch.done
 
@@ -330,7 +337,7 @@ class _Batch:
         rows = await self._transaction.fetch_all(
             statement,
             thread_id=self._thread.thread_id,
-            version=_version(self._sealer),
+            version=active_version(self._sealer),
             page_rows=self.left,
             **after,
         )
@@ -346,7 +353,7 @@ class _Batch:
             check_key_version(key_version, envelope)
         except IntegrityFailure:
             return None
-        return _resealed(self._sealer, kind, location, envelope)
+        return sealed_again(self._sealer, kind, location, envelope)
 
     # What does not authenticate is damaged, and stays as it is.
 
@@ -397,23 +404,3 @@ class _Batch:
                     key_version=self._sealer.active_key_version,
                     value=again,
                 )
-
-    async def seals(self, locked: sql.LockedThread) -> None:
-        """Seal heads and the thread's own seal again, which are few and small."""
-        thread_id = self._thread.thread_id
-        heads = await self._transaction.fetch_all(sql.STALE_HEADS, thread_id=thread_id, version=_version(self._sealer))
-        for row in heads:
-            location = head_location(thread_id, row.namespace, row.head_id, row.sequence)
-            again = _resealed(self._sealer, Kind.HEAD, location, row.seal, compress=False)
-            if again is not None:
-                await self._store(sql.RESEAL_HEAD, namespace=row.namespace, seal=again)
-        if locked.cold is not None:
-            location = cold_location(thread_id, locked.created_at)
-            again = _resealed(self._sealer, Kind.SEGMENT, location, locked.cold, compress=False)
-            if again is not None:
-                await self._store(SET_COLD, cold=again)
-        if locked.stale:
-            location = thread_location(thread_id, locked.created_at)
-            again = _resealed(self._sealer, Kind.THREAD, location, locked.seal, compress=False)
-            if again is not None:
-                await self._store(threads_sql.SEAL, seal=again)

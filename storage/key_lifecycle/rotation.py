@@ -24,7 +24,7 @@ from storage.encoding import decode_json, encode_json
 from storage.errors import IdempotencyKeyReused, IntegrityFailure, LostRaceError, NotFound, SubjectNotFound
 from storage.format.audit import OPERATOR_CHAIN
 from storage.key_lifecycle.parts import Parts
-from storage.key_lifecycle.reseal import RESEAL_KIND
+from storage.key_lifecycle.reseal import COMPLETE_KIND, RESEAL_KIND
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import OperatorScope, Scope, TenantScope
 from storage.statements.keys import deployment_keys as deployment_keys_sql
@@ -327,8 +327,12 @@ class Rotation:
 
     # --- subject ---------------------------------------------------------------------------------------------------
 
-    async def rotate_subject(self, scope: Scope, actor: str, repeated: UUID | None = None) -> Rotated:
+    async def rotate_subject(
+        self, scope: Scope, actor: str, repeated: UUID | None = None, *, complete: bool = False
+    ) -> Rotated:
         """Make a new data key active, and begin to re-seal what older versions sealed; ``repeated``: `rotate_tenant`'s.
+
+        ``complete``: archives and segments are written again, too, so that the older versions can go.
 
         Raises:
             IdempotencyKeyReused: another key was rotated with it.
@@ -336,11 +340,12 @@ class Rotation:
             CryptoError: the tenant key cannot be had; nothing changed.
             KeyDestroyed: the subject or tenant was shredded.
         """
-        return await self._unit_of_work.retrying(lambda: self._rotate_subject(scope, actor, repeated))
+        kind = COMPLETE_KIND if complete else RESEAL_KIND
+        return await self._unit_of_work.retrying(lambda: self._rotate_subject(scope, actor, repeated, kind))
 
-    async def _rotate_subject(self, scope: Scope, actor: str, repeated: UUID | None) -> Rotated:
+    async def _rotate_subject(self, scope: Scope, actor: str, repeated: UUID | None, kind: str) -> Rotated:
         async with self._unit_of_work.snapshot(scope) as transaction:
-            before = await _before(transaction, RESEAL_KIND, scope.subject_id, repeated)
+            before = await _before(transaction, kind, scope.subject_id, repeated)
             if before is not None:
                 return before
             rows = await transaction.fetch_all(keys_sql.SUBJECT_KEYS)
@@ -355,7 +360,7 @@ class Rotation:
             if not demoted or not await transaction.run(sql.PROMOTE_SUBJECT_KEY, key_version=fresh):
                 raise LostRaceError
             job_id = await self._jobs.add(
-                transaction, scope.tenant_id, RESEAL_KIND, scope.subject_id, "", job_id=_job_id(repeated, fresh)
+                transaction, scope.tenant_id, kind, scope.subject_id, "", job_id=_job_id(repeated, fresh)
             )
             detail = {"job_id": str(job_id), "key_version": fresh}
             target = f"subject:{scope.subject_id}"

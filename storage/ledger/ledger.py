@@ -12,7 +12,8 @@ The order of locks is: thread, intents, blobs by content id or blob id, referenc
 `Transaction` belong in the caller's; the others commit by themselves. Nothing here talks to the object store.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -24,9 +25,11 @@ from crypto import Field, Sealer
 from storage.errors import (
     ArtifactNotFound,
     ArtifactReferenced,
+    CommitUnknown,
     IntegrityFailure,
     LostRaceError,
     QuotaExceeded,
+    StorageError,
     UploadExpired,
     UploadNotFound,
 )
@@ -294,6 +297,23 @@ class BlobLedger:
         """
         async with self._unit_of_work.begin(scope) as transaction:
             await transaction.run(sql.FORGET_PARTS, blob_id=blob_id, number=number)
+
+    @asynccontextmanager
+    async def reserving(self, scope: Scope, sealer: Sealer, new: NewBlob, now: datetime) -> AsyncIterator[None]:
+        """Reserve an upload for as long as it takes to write and settle it; it is abandoned if that fails.
+
+        Raises:
+            QuotaExceeded, CommitUnknown: As `reserve`.
+        """
+        await self.reserve(scope, sealer, [new], now)
+        try:
+            yield
+        except CommitUnknown:
+            raise  # it may be settled
+        except BaseException:
+            with suppress(StorageError):
+                await self.abandon(scope, new.blob_id)
+            raise
 
     async def abandon(self, scope: Scope, blob_id: UUID) -> None:
         """Give an upload up; the sweeper removes what was written. Commits.

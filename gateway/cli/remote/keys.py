@@ -102,17 +102,32 @@ def key_status(*, subject_id: str | None, remote: Remote) -> None:
         columns = ("key_version", "state", "provider", "root_key_version", "subject_keys", "created_at", "destroyed_at")
         _table(status["tenant_keys"], columns, empty="The tenant has no key yet.")
         if status["subject_keys"] is not None:
-            columns = ("purpose", "key_version", "state", "created_at", "destroyed_at", "shred_effective_at")
+            columns = (
+                "purpose",
+                "key_version",
+                "state",
+                "archived_bytes",
+                "created_at",
+                "destroyed_at",
+                "shred_effective_at",
+            )
             _table(status["subject_keys"], columns, empty="")
 
 
 @key_group.command("rotate")
 @click.option("--subject", "subject_id", metavar="ID", help="This subject's data key; without: the tenant's key.")
+@click.option(
+    "--complete", is_flag=True, help="Write the subject's archives and segments again, too: it costs their bytes."
+)
 @following_options
 @as_tenant
-def key_rotate(*, subject_id: str | None, following: Following, remote: Remote) -> None:
+def key_rotate(*, subject_id: str | None, complete: bool, following: Following, remote: Remote) -> None:
     """Make a new key active. No request fails meanwhile; the old version goes when nothing needs it."""
-    body = {"level": "tenant"} if subject_id is None else {"level": "subject", "subject_id": subject_id}
+    if complete and subject_id is None:
+        raise click.UsageError("--complete is for a subject's key: name it with --subject.")
+    body: dict[str, Any] = {"level": "tenant"} if subject_id is None else {"level": "subject", "subject_id": subject_id}
+    if complete:
+        body["complete"] = True
     with remote.connect() as connection:
         _end(remote, connection, connection.call("POST", ["keys:rotate"], body=body), following)
 

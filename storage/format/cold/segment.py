@@ -328,6 +328,15 @@ class ColdSums(msgspec.Struct, frozen=True):
             heads=heads,
         )
 
+    def with_object(self, macs: Macs, before: Segment, after: Segment) -> "ColdSums":
+        """With a segment's object exchanged for another one that has the same checkpoints.
+
+        Raises:
+            IntegrityFailure: The former is not among these.
+        """
+        segments = self.segments.subtract(segment_mac(macs, before)).add(segment_mac(macs, after))
+        return msgspec.structs.replace(self, segments=segments)
+
     def with_directory(self, macs: Macs, thread_id: str, directory: Directory) -> "ColdSums":
         """With what says where heads are."""
         return msgspec.structs.replace(self, directory=directory.digest(macs, thread_id))

@@ -62,12 +62,13 @@ class TenantKeyState(msgspec.Struct, frozen=True):
 
 
 class SubjectKeyState(msgspec.Struct, frozen=True):
-    """One version of a subject's data or id key."""
+    """One version of a subject's data or id key; ``archived_bytes``: of objects with rows that need it."""
 
     purpose: str
     key_version: int
     tenant_key_version: int
     state: str
+    archived_bytes: int
     created_at: datetime
     destroyed_at: datetime | None
     shred_effective_at: datetime | None
@@ -251,8 +252,15 @@ FROM stateroom.tenant_keys t WHERE t.tenant_id = :tenant_id ORDER BY t.key_versi
 )
 SUBJECT_KEY_STATES = Statement(
     """
-SELECT purpose, key_version, tenant_key_version, state, created_at, destroyed_at, shred_effective_at
-FROM stateroom.subject_keys WHERE tenant_id = :tenant_id AND subject_id = :subject_id ORDER BY purpose, key_version
+SELECT k.purpose, k.key_version, k.tenant_key_version, k.state, coalesce(a.bytes, 0)::bigint AS archived_bytes,
+    k.created_at, k.destroyed_at, k.shred_effective_at
+FROM stateroom.subject_keys k
+LEFT JOIN (
+    SELECT v.key_version, sum(x.size_bytes) AS bytes
+    FROM stateroom.archives x CROSS JOIN unnest(x.key_versions) AS v(key_version)
+    WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id GROUP BY 1) a
+  ON a.key_version = k.key_version AND k.purpose = 'data'
+WHERE k.tenant_id = :tenant_id AND k.subject_id = :subject_id ORDER BY k.purpose, k.key_version
 """,
     SubjectKeyState,
 )

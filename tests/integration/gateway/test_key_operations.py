@@ -88,6 +88,13 @@ async def test_keys_rotate_by_command_line(deployment, launcher, stateroom):
                 assert (await loaded(client, f"t{number}")).json()["state"] == {"n": number}
         jobs, _ = await stateroom(deployment, two.url, "job", "list")
         assert [job["kind"] for job in jobs] == ["rewrap-subject-keys", "reseal"]
+        arguments = ("key", "rotate", "--subject", "user-1", "--complete")
+        (rotated,), remarks = await stateroom(deployment, one.url, *arguments)
+        assert (rotated["kind"], rotated["key_version"], rotated["state"]) == ("reseal-complete", 3, "done")
+        (status,), _ = await stateroom(deployment, one.url, "key", "status", "--subject", "user-1")
+        assert [each["archived_bytes"] for each in status["subject_keys"]] == [0] * 4
+        _, remarks = await stateroom(deployment, one.url, "key", "rotate", "--complete", code=2)
+        assert "name it with --subject" in remarks
 
 
 async def test_a_shred_is_felt_at_the_next_request_in_another_gateway_and_survives_a_restore(
@@ -195,7 +202,10 @@ async def test_requests_that_are_not_confirmed_or_not_allowed_change_nothing(dep
                 assert (await client.post("/v1/subjects/user-1/shred", json=body)).status_code == 422
             unknown = await client.post("/v1/subjects/nobody/shred", json={"confirm": "nobody"})
             assert unknown.status_code == 404
-            for body in ({"level": "root"}, {"level": "subject"}, {"level": "tenant", "subject_id": "user-1"}):
+            for body in (
+                {"level": "root"}, {"level": "subject"}, {"level": "tenant", "subject_id": "user-1"},
+                {"level": "tenant", "complete": True}, {"level": "subject", "subject_id": "user-1", "complete": "yes"},
+            ):  # fmt: skip
                 assert (await client.post("/v1/keys:rotate", json=body)).status_code == 422
             assert (await client.get(f"/v1/jobs/{uuid4()}")).status_code == 404
             me = (await client.get("/v1/whoami")).json()
