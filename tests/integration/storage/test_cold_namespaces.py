@@ -26,6 +26,7 @@ from storage.retention.planner import Policy
 from storage.scope import ClientShare, TenantScope
 from storage.threads.thinning import ThinningRule
 from tests.support.archive_rows import fsck, moved, opened, rows, seen
+from tests.support.faulty_blobs import FaultyBlobStore
 from tests.support.features import switch_on
 from tests.support.states import contents, document, history, load, patch, put, save, state, write
 
@@ -178,6 +179,24 @@ async def test_a_namespace_that_never_was_is_not_found_beside_those_that_left(st
     assert (await store.archives.archive(scope, "t1")).created
     with pytest.raises(CheckpointNotFound):
         await load(store, scope, namespace="work:new")
+
+
+async def test_a_listing_of_a_namespace_fetches_only_what_may_have_some_of_it(database, root_key, scope, admin):
+    archive = FaultyBlobStore(MemoryBlobStore())
+    async with opened(database, root_key, archive=archive) as store:
+        for each in (SEGMENTS, COLD_NAMESPACES):
+            await switch_on(store, each)
+        names = await agent(store, scope, 4)
+        await move(store, scope, checkpoints_max=3)
+        assert len(await rows(admin, scope, "t1", "archives")) == 4
+        archive.calls.clear()
+        assert len(await history(store, scope, thread_id="t1", namespace=names[1])) == 2
+        assert archive.calls == ["get_range"]
+        await save(store, scope, namespace="work:new")
+        archive.calls.clear()
+        assert len(await history(store, scope, thread_id="t1", namespace="work:new")) == 1
+        assert await history(store, scope, thread_id="t1", namespace="never") == []
+        assert archive.calls == []
 
 
 # --- what stays ------------------------------------------------------------------------------------------------------
