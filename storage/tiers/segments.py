@@ -251,6 +251,7 @@ class SegmentedRows:
         rows = await self._here.history(query, search, after, limit)
         reached = rows[-1].checkpoint_id if len(rows) == limit else ""
         begin = None if after is None else after[0]
+        only = await self._only_in(query.namespace)
         for segment in reversed(self._segments.all):
             if begin is not None and segment.first_id > begin:
                 continue
@@ -258,12 +259,23 @@ class SegmentedRows:
                 break
             if segment.blob_id in self._fetched.segments or not segment.may_have(query):
                 continue
+            if only is not None and segment.blob_id not in only:
+                continue
             if not self._fetched.segments or self._fetched.has_room(segment):
                 raise SegmentsNeeded([segment])
             # Behind the first id that may be in it: the next page begins there.
             before = [row for row in rows if row.checkpoint_id > segment.last_id]
             raise PageEnds(before, (segment.last_id, "\U0010ffff", "\U0010ffff"))
         return rows
+
+    async def _only_in(self, namespace: str | None) -> Collection[UUID] | None:
+        """The objects of the segments that have checkpoints of a namespace; None: any may."""
+        if namespace is None or self._sums.of(namespace).count:
+            return None
+        cold = await self.cold_head(namespace)
+        if cold is None:
+            return ()
+        return None if cold.head.earlier_count else (cold.segment.blob_id,)
 
     async def stored(self, references: Collection[Reference]) -> set[Reference]:
         """As `storage.tiers.rows.Listing.stored`."""

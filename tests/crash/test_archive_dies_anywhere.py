@@ -1,6 +1,7 @@
 """A process that dies at any point of archiving or restoring leaves a thread that is whole, readable and in one place.
 
-So does one that moves old checkpoints into segments, or brings them back, while others go on with the thread.
+So does one that moves old checkpoints into segments, heads of finished calls among them, or brings them back, while
+others go on with the thread.
 
 Death is what SIGKILL is to everybody else: from one moment on nothing of the process reaches the database or a bucket
 any more, its handlers included. What lasts is a COMMIT and what an object store did, so the points are after each
@@ -25,7 +26,7 @@ from sqlalchemy import event
 from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.collection.sweep import Sweep
-from storage.control.features import SEGMENTS
+from storage.control.features import COLD_NAMESPACES, SEGMENTS
 from storage.errors import IntegrityFailure, StorageError, ThreadActive, ThreadArchived
 from storage.model import HistoryQuery
 from storage.scope import Scope
@@ -62,7 +63,8 @@ async def stores(database, root_key) -> AsyncIterator[Stores]:
     mortal = opened(database, root_key, blobs=FaultyBlobStore(blobs, death.call), archive=faulty, observer=death)
     async with mortal as one, opened(database, root_key, blobs=blobs, archive=archive) as other:
         event.listen(one._engine.sync_engine, "checkout", death.connect)
-        await switch_on(other, SEGMENTS)
+        for each in (SEGMENTS, COLD_NAMESPACES):
+            await switch_on(other, each)
         await one.features.refresh()
         yield Stores(one, other, death, faulty)
         death.at(0)
@@ -75,6 +77,7 @@ class World:
         self.mortal, self.living, self.death = stores.mortal, stores.living, stores.death
         self.scope = Scope(uuid4(), "user-1")
         self.acknowledged: dict[str, int] = {}
+        self.of_calls: dict[str, int] = {}
         self.reads = self.written = 0
         self._numbers = count()
         self._admin = admin
@@ -91,10 +94,21 @@ class World:
         self.written += 1
 
     async def put(self) -> None:
-        last = [*self.acknowledged][-1]
+        last = [each for each in self.acknowledged if each not in self.of_calls][-1]
         task_id = f"task-{self.acknowledged[last]}"
         await put(self.living, self.scope, last, write(0, "c", document("written", 3000)), task_id=task_id)
         self.acknowledged[last] += 1
+        self.written += 1
+
+    async def call(self, store: Store | None = None) -> None:
+        """A step of a call of a sub-agent that is over: its namespace leaves with its head, and this brings it back."""
+        number = next(self._numbers)
+        parents = {"parents": {"": "gone on"}}
+        content = state(n=number, text=document(f"call{number}", 5000))
+        saved = await save(store or self.living, self.scope, namespace=CALL, content=content, metadata=parents)
+        self.acknowledged[saved.checkpoint_id] = 0
+        self.of_calls[saved.checkpoint_id] = saved.sequence
+        assert len({*self.of_calls.values()}) == len(self.of_calls)
         self.written += 1
 
     async def look(self) -> None:
@@ -107,6 +121,7 @@ class World:
             await self._thaw()
             page = await self.living.checkpoints.history(self.scope, query)
         found = {each.checkpoint_id: len(each.writes or ()) for each in page.items}
+        assert len(found) == len(page.items)
         assert {each: found[each] >= writes for each, writes in known.items()} == dict.fromkeys(known, True)
         self.reads += 1
 
@@ -128,6 +143,8 @@ class World:
         for number in count():
             await asyncio.sleep(PAUSES[number % len(PAUSES)])
             try:
+                if number % 3 == 2 and self.of_calls:
+                    await self.call()
                 await (self.save() if number % 3 else self.put())
             except ThreadArchived:  # frozen, and refused: nothing was acknowledged
                 await self._thaw()
@@ -160,6 +177,9 @@ class World:
         tier = (await self.living.threads.get(self.scope, "t1")).tier
         hot = [table for table in MOVED if await rows(self._admin, self.scope, "t1", table)]
         stubs = await rows(self._admin, self.scope, "t1", "archives")
+        if tier == "hot":  # what is in the database of a namespace is there with its head
+            heads = {row["namespace"] for row in await rows(self._admin, self.scope, "t1", "heads")}
+            assert heads == {row["namespace"] for row in await rows(self._admin, self.scope, "t1", "checkpoints")}
         assert (bool(hot), [row["segment"] for row in stubs].count(0)) == ((True, 0) if tier == "hot" else (False, 1))
         assert (await self.living.verification.subject(self.scope)).findings == []
         for _ in range(3):
@@ -208,6 +228,11 @@ async def saving_to_the_archive(world: World) -> None:
 
 
 OLD = ThinningRule(keep_last=1)
+CALL = "work:1"
+
+
+async def moving_a_call(world: World) -> None:
+    await segmenting(world)
 
 
 async def segmenting(world: World) -> None:
@@ -229,12 +254,21 @@ async def writing_to_a_segment(world: World) -> None:
     world.acknowledged[oldest] += 1
 
 
-SEGMENTED = (bringing_back, writing_to_a_segment)
+async def saving_to_a_call_that_left(world: World) -> None:
+    """A save that brings a namespace back with its head first; it is acknowledged only if it returns."""
+    await world.call(world.mortal)
+
+
+CALLED = (moving_a_call, saving_to_a_call_that_left)
+SEGMENTED = (bringing_back, writing_to_a_segment, saving_to_a_call_that_left)
 
 
 async def prepared(stores: Stores, admin: asyncpg.Connection, verb: Verb) -> World:
     world = World(stores, admin)
     await world.begin()
+    if verb in CALLED:
+        await world.call()
+        await world.save()
     if verb in SEGMENTED:
         for _ in range(2):  # two segments of one volume
             await world.save()
@@ -252,6 +286,10 @@ async def prepared(stores: Stores, admin: asyncpg.Connection, verb: Verb) -> Wor
         (restoring, True),
         (segmenting, True),
         (bringing_back, True),
+        (moving_a_call, True),
+        (saving_to_a_call_that_left, True),
+        pytest.param(moving_a_call, False, marks=pytest.mark.soak),
+        pytest.param(saving_to_a_call_that_left, False, marks=pytest.mark.soak),
         pytest.param(segmenting, False, marks=pytest.mark.soak),
         pytest.param(segmenting_to_a_frozen_class, False, marks=pytest.mark.soak),
         pytest.param(segmenting_to_a_frozen_class, True, marks=pytest.mark.soak),
@@ -295,7 +333,7 @@ async def test_a_death_at_any_point_leaves_the_thread_whole_and_in_one_place(sto
 FAULTS = [each for each in Fault if each not in {Fault.SLOW, Fault.TRUNCATED}]
 VERBS = (
     archiving, archiving_to_a_frozen_class, restoring, saving_to_the_archive,
-    segmenting, segmenting_to_a_frozen_class, *SEGMENTED,
+    segmenting, segmenting_to_a_frozen_class, *SEGMENTED, moving_a_call,
 )  # fmt: skip
 
 
@@ -329,7 +367,7 @@ async def _faulty(stores: Stores, admin: asyncpg.Connection, verb: Verb, fault: 
 
 
 @pytest.mark.parametrize(
-    "verb", [archiving, restoring, segmenting, writing_to_a_segment], ids=lambda verb: verb.__name__
+    "verb", [archiving, restoring, moving_a_call, saving_to_a_call_that_left], ids=lambda verb: verb.__name__
 )
 async def test_a_cancellation_at_some_awaits_leaves_the_thread_whole(stores, admin, verb: Verb):
     await _cancelled(stores, admin, verb, step=9)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from crypto import KeyDestroyed
 from storage.archive.segmenting import Segmenting
 from storage.blobs.memory import MemoryBlobStore
 from storage.control.features import COLD_NAMESPACES, SEGMENTS
@@ -22,9 +23,10 @@ from storage.errors import (
 )
 from storage.model import Compaction, HistoryQuery, Load, Parent, Precondition, Save, TaskWritesQuery
 from storage.retention.planner import Policy
-from storage.scope import ClientShare
+from storage.scope import ClientShare, TenantScope
 from storage.threads.thinning import ThinningRule
 from tests.support.archive_rows import fsck, moved, opened, rows, seen
+from tests.support.faulty_blobs import FaultyBlobStore
 from tests.support.features import switch_on
 from tests.support.states import contents, document, history, load, patch, put, save, state, write
 
@@ -177,6 +179,24 @@ async def test_a_namespace_that_never_was_is_not_found_beside_those_that_left(st
     assert (await store.archives.archive(scope, "t1")).created
     with pytest.raises(CheckpointNotFound):
         await load(store, scope, namespace="work:new")
+
+
+async def test_a_listing_of_a_namespace_fetches_only_what_may_have_some_of_it(database, root_key, scope, admin):
+    archive = FaultyBlobStore(MemoryBlobStore())
+    async with opened(database, root_key, archive=archive) as store:
+        for each in (SEGMENTS, COLD_NAMESPACES):
+            await switch_on(store, each)
+        names = await agent(store, scope, 4)
+        await move(store, scope, checkpoints_max=3)
+        assert len(await rows(admin, scope, "t1", "archives")) == 4
+        archive.calls.clear()
+        assert len(await history(store, scope, thread_id="t1", namespace=names[1])) == 2
+        assert archive.calls == ["get_range"]
+        await save(store, scope, namespace="work:new")
+        archive.calls.clear()
+        assert len(await history(store, scope, thread_id="t1", namespace="work:new")) == 1
+        assert await history(store, scope, thread_id="t1", namespace="never") == []
+        assert archive.calls == []
 
 
 # --- what stays ------------------------------------------------------------------------------------------------------
@@ -588,21 +608,62 @@ async def test_anchored_heads_that_left_are_accounted_for(store, scope, admin):
     assert names
 
 
+async def test_a_segment_keeps_the_key_versions_that_its_heads_need(store, scope, admin):
+    """Also of a head that is sealed under another version than its checkpoint, as after a pending write."""
+    await agent(store, scope, 1)
+    await move(store, scope)
+    assert await store.archives.restore(scope, "t1")
+    job_id = (await store.rotation.rotate_subject(scope, "tester")).job_id
+    [head, *_] = await history(store, scope, thread_id="t1", namespace="work:0")
+    await put(store, scope, head.checkpoint_id, write(9, "c", "late"), namespace="work:0")
+    await move(store, scope)
+    assert await hot_heads(admin, scope) == {""}
+    [stub] = await rows(admin, scope, "t1", "archives")
+    assert stub["key_versions"] == [1, 2]
+    await ended(store, scope, job_id)
+    assert len((await load(store, scope, namespace="work:0")).writes) == 2
+    await clean(store, scope)
+    assert await store.archives.restore(scope, "t1")
+    await ended(store, scope, (await store.rotation.rotate_subject(scope, "tester")).job_id)
+    assert len((await load(store, scope, namespace="work:0")).writes) == 2
+    await clean(store, scope)
+
+
+async def ended(store, scope, job_id):
+    """Run jobs until one has ended."""
+    async with asyncio.timeout(60):
+        while (await store.jobs.get(TenantScope(scope.tenant_id), job_id)).state not in {"done", "failed"}:
+            await store.runner.run_due()
+
+
+async def test_a_shred_reaches_namespaces_that_left_at_once(store, scope, admin):
+    names = await segmented(store, scope, admin)
+    shredded = await store.shred.subject(scope, scope.subject_id, "tester")
+    with pytest.raises((KeyDestroyed, CheckpointNotFound)):
+        await load(store, scope, namespace=names[0])
+    await ended(store, scope, shredded.job_id)
+    for table in ("archives", "heads", "threads"):
+        assert await rows(admin, scope, "t1", table) == []
+
+
 # --- how much stays --------------------------------------------------------------------------------------------------
 
 
-async def test_heads_in_the_database_are_bounded_however_many_calls_there_were(store, scope, admin):
-    """Hundreds of calls: heads, sums and what a load carries do not grow with them."""
+@pytest.mark.parametrize(
+    "calls", [40, pytest.param(2000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])], ids=["hundred", "thousands"]
+)
+async def test_heads_in_the_database_are_bounded_however_many_calls_there_were(store, scope, admin, calls):
+    """Calls without end: heads, sums and what a load carries do not grow with them."""
     sizes = []
     for _ in range(3):
-        for number in range(40):
+        for number in range(calls):
             await save(store, scope, content=state(turn=number))
             await call(store, scope, f"work:{len(sizes)}-{number}", steps=1)
         await save(store, scope, content=state(turn=-1))
         await move(store, scope)
         assert await hot_heads(admin, scope) == {""}
         [thread] = await rows(admin, scope, "t1", "threads")
-        assert len(thread["cold_namespaces"]) == 12 * 40 * (len(sizes) + 1)
+        assert len(thread["cold_namespaces"]) == 12 * calls * (len(sizes) + 1)
         sizes.append(len(thread["cold"]))
     assert max(sizes) - min(sizes) < 16
     await clean(store, scope)

@@ -11,7 +11,7 @@ import pytest
 from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import ManualClock
-from storage.control.features import LINKS, SEGMENTS
+from storage.control.features import COLD_NAMESPACES, LINKS, SEGMENTS
 from storage.control.rows import policy_row
 from storage.errors import (
     FeatureOff,
@@ -855,6 +855,30 @@ async def test_older_checkpoints_of_a_thread_that_is_used_leave_the_database_and
         assert "segmented" not in await perform(store, clock, tenant)
         assert (await store.verification.subject(scope)).findings == []
         assert ("segment.archive", f'thread:["{scope.subject_id}","t1"]') in await said(store, tenant)
+
+
+async def test_rounds_take_finished_calls_of_which_only_the_heads_are_old(
+    database, root_key, scope, tenant, admin, clock
+):
+    bucket = MemoryBlobStore()
+    then = ManualClock(datetime.now(UTC) - timedelta(days=90))
+    async with opened(database, root_key, archive=bucket, clock=then) as store:
+        for name in ("work:1", "work:2", "remembers"):
+            await save(store, scope, namespace=name, content=state(n=name), metadata={"parents": {"": "gone"}})
+    await grown(database, root_key, bucket, scope, 10, 2)
+    async with opened(database, root_key, archive=bucket, clock=clock) as store:
+        for each in (SEGMENTS, COLD_NAMESPACES):
+            await switch_on(store, each)
+        policy = Policy(checkpoints_idle_ttl_seconds=30 * DAY, keep_hot=Thinning(keep_last=1))
+        await store.retention_policies.put(tenant, None, policy)
+        page = await store.retention_policies.preview(tenant)
+        assert (page.actions["segment"].threads, page.actions["segment"].checkpoints) == (1, 2)
+        assert (await perform(store, clock, tenant))["segmented"] == 1
+        heads = "SELECT namespace FROM stateroom.heads WHERE tenant_id = $1"
+        assert {row["namespace"] for row in await admin.fetch(heads, scope.tenant_id)} == {"", "remembers"}
+        assert "segmented" not in await perform(store, clock, tenant)
+        assert len(await history(store, scope, thread_id="t1")) == 5
+        assert (await store.verification.subject(scope)).findings == []
 
 
 async def test_held_checkpoints_move_and_none_is_removed(database, root_key, scope, tenant, clock):

@@ -9,7 +9,7 @@ import pytest
 
 from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
-from storage.control.features import SEGMENTS
+from storage.control.features import COLD_NAMESPACES, SEGMENTS
 from storage.errors import LegalHold, ThreadExists
 from storage.model import ChannelValue, FullState, HistoryQuery, Precondition, TaskWritesQuery, Value
 from storage.retention.planner import Policy
@@ -327,3 +327,23 @@ async def test_a_thread_of_which_a_part_is_in_segments_comes_over(here, there, s
     assert (report.threads, report.checkpoints, report.pending_writes, report.verified) == (1, 6, 6, 1)
     await same(here, scope, there, target)
     assert not (await there.threads.get(target, "t1")).segmented
+
+
+async def test_namespaces_that_left_with_their_heads_come_over(here, there, scope, target):
+    await switch_on(here, SEGMENTS)
+    await switch_on(here, COLD_NAMESPACES)
+    for number in range(3):
+        at = (await save(here, scope, content=state(n=number))).checkpoint_id
+        for _ in range(2):
+            parts = {"namespace": f"work:{number}", "metadata": {"parents": {"": at}}}
+            saved = await save(here, scope, content=state(n=number, text=document(f"t{number}", 3000)), **parts)
+        await put(here, scope, saved.checkpoint_id, write(0, "c", number), namespace=f"work:{number}")
+    await save(here, scope, content=state(n=3))
+    await here.archives.segmenting.move(scope, "t1", ThinningRule(keep_last=1), actor=ACTOR)
+    assert (await here.archives.status(scope, "t1")).segments.checkpoints == 9
+    file = await exported(here, there, scope, target.tenant_id)
+    report = await imported(there, target.tenant_id, file)
+    assert (report.threads, report.checkpoints, report.pending_writes, report.verified) == (1, 10, 3, 1)
+    await same(here, scope, there, target)
+    assert not (await there.threads.get(target, "t1")).segmented
+    assert contents(await load(there, target, namespace="work:1"))["n"] == 1
