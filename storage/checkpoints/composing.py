@@ -12,7 +12,15 @@ import msgspec
 from crypto import Sealer
 from storage.access.offload import artifacts_in, pack_artifacts
 from storage.errors import ChannelUnchangedUnknown, InvalidState
-from storage.format.leaves import Pointer, escaped, find_pointer, may_name, may_point
+from storage.format.leaves import (
+    PLACEHOLDER_BYTES,
+    Pointer,
+    escaped,
+    find_pointer,
+    may_name,
+    may_point,
+    read_placeholder,
+)
 from storage.format.manifest import FORMAT, ChannelRecord, CheckpointColumns, Manifest
 from storage.format.pieces import (
     Body,
@@ -189,6 +197,12 @@ def manifest_of(save: Save, channels: list[ChannelRecord]) -> Manifest:
     return Manifest(FORMAT, channels, save.metadata, save.model, save.delta_channels)
 
 
+def size_of(value: Value) -> int:
+    """Bytes of a value, large leaves in the place of their placeholders."""
+    found = (read_placeholder(value.data, at) for at in value.holes)
+    return len(value.data) + sum(each[1] - PLACEHOLDER_BYTES for each in found if each is not None)
+
+
 def _cut(cutter: Cutter, content: FullState | Patch, name: str, value: Value) -> Body:
     """Cut a channel's value; a fault of its placeholders is said where the client named them."""
     try:
@@ -258,7 +272,8 @@ def _composed(content: FullState, draft: Draft, stored: Stored) -> list[ChannelR
             continue
         if each.value is not None:
             artifacts = pack_artifacts(named.get(name, ()))
-            channels.append(ChannelRecord(name, each.version, each.value.encoding, draft.cut[name], artifacts))
+            size = size_of(each.value)
+            channels.append(ChannelRecord(name, each.version, each.value.encoding, draft.cut[name], artifacts, size))
             continue
         held = _held(base, name)
         if base is None or held is None or held.version != each.version:
@@ -282,11 +297,11 @@ def _with_elements(name: str, sent: ChannelValue, draft: Draft, stored: Stored) 
         raise ChannelUnchangedUnknown(name)
     elements = sent.value.data[bounds[0] :]
     try:
-        body = _appended(name, held, parent.ids, (len(bounds) - 1, elements), draft.cutter, stored.look_up)
+        body, size = _appended(name, held, parent.ids, (len(bounds) - 1, elements), draft.cutter, stored.look_up)
     except InvalidState:
         raise ChannelUnchangedUnknown(name) from None
     artifacts = _union((held.artifacts, pack_artifacts(draft.named.get(name, ()))))
-    return ChannelRecord(name, sent.version, "msgpack", body, artifacts)
+    return ChannelRecord(name, sent.version, "msgpack", body, artifacts, size)
 
 
 def _held(base: OpenedCheckpoint | None, name: str) -> ChannelRecord | None:
@@ -319,12 +334,13 @@ def _patched(patch: Patch, draft: Draft, stored: Stored) -> list[ChannelRecord]:
         if value.holes:
             raise InvalidState("placeholders come in channels", f"/changes/set/{escaped(name)}")
         artifacts = pack_artifacts(named.get(name, ()))
-        channels[name] = ChannelRecord(name, None, value.encoding, cutter.cut(value), artifacts)
+        channels[name] = ChannelRecord(name, None, value.encoding, cutter.cut(value), artifacts, size_of(value))
     for name, elements in patch.append.items():
-        body = _appended(name, held.get(name), ids, (len(elements), b"".join(elements)), cutter, stored.look_up)
+        added = (len(elements), b"".join(elements))
+        body, size = _appended(name, held.get(name), ids, added, cutter, stored.look_up)
         before = held[name].artifacts if name in held else None
         artifacts = _union((before, pack_artifacts(named.get(name, ()))))
-        channels[name] = ChannelRecord(name, None, "msgpack", body, artifacts)
+        channels[name] = ChannelRecord(name, None, "msgpack", body, artifacts, size)
     order = [*held, *(name for name in channels if name not in held)]
     return [channels[name] for name in order if name in channels]
 
@@ -336,17 +352,19 @@ def _appended(
     elements: tuple[int, bytes],
     cutter: Cutter,
     look_up: Callable[[bytes], Opened],
-) -> Body:
-    """A list with elements, which are so many and these bytes, after its own."""
+) -> tuple[Body, int | None]:
+    """A list with elements, which are so many and these bytes, after its own; and its size."""
     more, added = elements
     if held is None:
-        return cutter.cut(Value("msgpack", list_header(more) + added))
+        whole = Value("msgpack", list_header(more) + added)
+        return cutter.cut(whole), size_of(whole)
     if held.encoding == "msgpack" and isinstance(held.body, bytes):
         bounds = list_bounds(held.body)
         if bounds is not None:
-            count = len(bounds) - 1 + more
-            return cutter.cut(Value("msgpack", list_header(count) + held.body[bounds[0] :] + added))
+            whole = Value("msgpack", list_header(len(bounds) - 1 + more) + held.body[bounds[0] :] + added)
+            return cutter.cut(whole), size_of(whole)
     if held.encoding == "msgpack" and not isinstance(held.body, bytes) and held.body[0]:
         header = list_header(list_count(held.body[0]) + more)
-        return cutter.append(header, held.body, ids, look_up, added)
+        size = None if held.size is None else held.size + len(header) - len(held.body[0]) + len(added)
+        return cutter.append(header, held.body, ids, look_up, added), size
     raise InvalidState(f"channel {name!r} is not a list", f"/changes/append/{name}")

@@ -28,6 +28,8 @@ class ChannelRecord(msgspec.Struct, array_like=True, frozen=True):
     body: Body
     # Packed ids of the artifacts that the value names; a channel that is saved unchanged still names them.
     artifacts: bytes | None = None
+    # Bytes of the whole value with its large leaves; None: a build that did not count them had it last.
+    size: int | None = None
 
 
 class Manifest(msgspec.Struct, array_like=True, frozen=True):
