@@ -407,7 +407,7 @@ def _seal(
 ) -> tuple[WriteColumns, SealedWrite]:
     cutter = together.beside()
     try:
-        body = cutter.cut(write.value)
+        body, leaves = cutter.cut_noted(write.value)
     except InvalidState as error:  # of its placeholders
         raise InvalidState(str(error), where + error.pointer) from None
     columns = WriteColumns(
@@ -425,4 +425,4 @@ def _seal(
         state_schema=new.state_schema,
         state_version=new.state_version,
     )
-    return columns, seal_write(sealer, columns, WriteRecord(FORMAT, write.value.encoding, body))
+    return columns, seal_write(sealer, columns, WriteRecord(FORMAT, write.value.encoding, body, leaves))
