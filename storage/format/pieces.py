@@ -48,7 +48,7 @@ INDEX_CHILDREN_MAX = 128
 # Placeholders that one value may have: at 28 bytes each they cost a client little, and a row each costs us much.
 HOLES_MAX = 10_000
 _COMPOSITE_HOLES_MAX = 64
-# What an answer shows of a large leaf that is not in it, without what is said of it, and what it takes to show it.
+# What an answer shows of a large leaf beside its value, without what is said of it, and what it takes to show it.
 LEAF_SHOWN_BYTES = 256
 # List elements that one save may cut together: each costs a digest and a number for where it is. No request brings as
 # many; a list that grew by many saves can have them, when it is compacted or converted.
@@ -587,9 +587,9 @@ def open_content(digests: Digests, piece_id: bytes, kind: int, data: bytes, chil
 
 
 def joined_bytes(body: Body, ids: Sequence[bytes], look_up: Callable[[bytes], Opened], *, refs: bool) -> int:
-    """About how long a value is once it is put together, without putting it together.
+    """About how long a value is once it is put together, with what is shown of its large leaves.
 
-    With ``refs`` a large leaf takes what a placeholder does and what is shown of it, `LEAF_SHOWN_BYTES`.
+    It is not put together for that.
     """
     if isinstance(body, bytes):
         return len(body)
@@ -602,7 +602,7 @@ def joined_bytes(body: Body, ids: Sequence[bytes], look_up: Callable[[bytes], Op
 def _piece_bytes(piece_id: bytes, look_up: Callable[[bytes], Opened], *, refs: bool) -> int:
     opened = look_up(piece_id)
     if opened.kind == LEAF:
-        return PLACEHOLDER_BYTES + LEAF_SHOWN_BYTES if refs else opened.size
+        return LEAF_SHOWN_BYTES + (PLACEHOLDER_BYTES if refs else opened.size)
     own = 0 if opened.kind == INDEX else opened.size
     if opened.children is None:
         return own

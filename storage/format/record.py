@@ -281,16 +281,17 @@ class PieceReader:
         joined = put_together(body, ids, look_up, refs=self.refs)
         notes = None if leaves is None else join(leaves, ids, look_up)
         self._bytes = before
-        shown = LEAF_SHOWN_BYTES * len(joined.leaves) if self.refs else 0
-        self._count(len(joined.data) + len(notes or b"") + shown)
+        self._count(len(joined.data) + len(notes or b"") + LEAF_SHOWN_BYTES * len(joined.leaves))
         known = with_notes(joined.leaves, () if notes is None else decode_notes(notes))
         return Value(encoding, joined.data, joined.holes, known)
 
     def _counted(self, piece_id: bytes) -> Opened:
         """As `look_up`, for a value that is being put together: what is too long is not even gathered."""
         opened = self.look_up(piece_id)
-        if self.refs and opened.kind in {LEAF, COMPOSITE}:
-            self._count(LEAF_SHOWN_BYTES * len(opened.children or (piece_id,)))
+        if opened.kind == LEAF:
+            self._count(LEAF_SHOWN_BYTES + (0 if self.refs else opened.size))
+        elif self.refs and opened.kind == COMPOSITE:
+            self._count(LEAF_SHOWN_BYTES * len(opened.children or ()))
         elif opened.children is None:
             self._count(opened.size)
         return opened
