@@ -91,7 +91,8 @@ def notes_of(
         data: The value, or the elements that are put behind a list.
         offsets: Where its leaves begin, ascending.
         holes: Those of them at which a placeholder stands.
-        said: What the client says, of whatever: of leaves that stay where they are it is not kept.
+        said: What the client says, of whatever: of leaves that stay where they are it is not kept. By path goes before
+            by offset, which programs say of what they upload.
         bounds: Where the elements of a list begin and end; None: it is no list.
         first: The number of the first element.
     """
@@ -100,7 +101,7 @@ def notes_of(
     holed = {*holes}
     notes = []
     for at, path in zip(offsets, paths_at(data, offsets, bounds, first), strict=True):
-        told = [each for each in (by_offset.get(at), by_path.get(path)) if each is not None]
+        told = [each for each in (by_path.get(path), by_offset.get(at)) if each is not None]
         media_type = next((each.media_type for each in told if each.media_type is not None), None)
         preview = next((each.preview for each in told if each.preview is not None), None)
         if media_type is None and at not in holed:

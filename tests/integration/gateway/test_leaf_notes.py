@@ -9,13 +9,14 @@ import httpx
 import msgpack
 import pytest
 
+import stateroom
 from gateway.admission import limits
 from tests.support.gateway import GatewayProcess
 from tests.support.operations import Tenancy, assert_problem
 
 PACKED = {"Accept": "application/msgpack", "Content-Type": "application/msgpack"}
 TEXT = "t" * 70_000
-PICTURE = b"\x89PNG" + b"p" * 80_000
+PICTURE = b"\x89PNG\r\n\x1a\n" + b"p" * 80_000
 PREVIEW = b"a preview that nobody else sees"
 
 
@@ -69,7 +70,7 @@ def test_a_client_of_json_is_told_type_size_digest_and_place_without_having_said
     leaves = shown["state_leaves"]["page"]
     assert without(leaves, "piece") == [
         {"path": "/html", "size_bytes": 70_005, "media_type": "text/plain"},
-        {"path": "/shot", "size_bytes": 80_009, "media_type": "application/octet-stream"},
+        {"path": "/shot", "size_bytes": 80_013, "media_type": "application/octet-stream"},
     ]
     piece = base64.urlsafe_b64encode(base64.b64decode(leaves[1]["piece"])).rstrip(b"=").decode()
     fetched = packed(client, "GET", f"{path.removesuffix('/checkpoints')}/pieces/{piece}")
@@ -206,6 +207,28 @@ def test_as_many_previews_as_a_request_may_have_come_back(client, path):
     shown = packed(client, "GET", f"{path}/latest?view=state&pieces=refs")["state_leaves"]["a"]
     assert [each["preview"] for each in shown] == [each["preview"] for each in leaves]
     assert [each["path"] for each in shown] == [f"/{number}" for number in range(count)]
+
+
+def test_the_client_says_it_keeps_it_and_shows_it_without_fetching(running_gateway, tenant):
+    state = {"page": {"html": TEXT}, "shots": [PICTURE]}
+    options = {"subject": "notes"}
+    with stateroom.Client(running_gateway.url, tenant, **options) as first:
+        thread = first.thread(f"sdk-{uuid4()}")
+        thread.save(state, previews={"/page/html": stateroom.Preview(TEXT, "text/html")})
+        thread.patch(append={"shots": [PICTURE + b"2"]}, previews={"/shots/0": PREVIEW})
+    with stateroom.Client(running_gateway.url, tenant, **options) as second:
+        thread = second.thread(thread.thread_id)
+        for _ in range(2):
+            shown = thread.large_values()
+            assert {path: (each.media_type, each.preview) for path, each in shown.items()} == {
+                "/page/html": ("text/html", TEXT[:4096].encode()),
+                "/shots/0": ("image/png", None),
+                "/shots/1": ("application/octet-stream", PREVIEW),
+            }
+            head = thread.load()
+            assert head.large_values == shown
+            assert head.state == {"page": {"html": TEXT}, "shots": [PICTURE, PICTURE + b"2"]}
+            thread.save(head.state)
 
 
 def test_another_subject_sees_no_preview_and_no_log_has_one(client, tenancy, tenant, path, running_gateway):

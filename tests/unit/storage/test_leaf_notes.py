@@ -115,7 +115,7 @@ def test_what_does_not_parse_has_no_paths(cut):
     assert paths_at(b"\xc1" + data, [9], None) == [None]
 
 
-def test_what_is_said_by_offset_goes_before_what_is_said_by_path():
+def test_what_is_said_by_path_goes_before_what_is_said_by_offset():
     data = msgpack.packb([LEAF, LEAF])
     offsets, bounds = leaves_in(data), list_bounds(data)
     said = [
@@ -124,9 +124,9 @@ def test_what_is_said_by_offset_goes_before_what_is_said_by_path():
         LargeLeaf(path="/7", preview=b"nowhere"),
     ]
     found = [msgspec.msgpack.decode(each, type=Note) for each in notes_of(data, offsets, offsets[1:], said, bounds, 5)]
-    assert found == [Note("/5", "image/webp", None), Note("/6", None, None)]
+    assert found == [Note("/5", "image/webp", None), Note("/6", None, None)]  # what is said at /0 is of no leaf here
     found = [msgspec.msgpack.decode(each, type=Note) for each in notes_of(data, offsets, (), said, bounds)]
-    assert found == [Note("/0", "image/webp", b"path"), Note("/1", "text/plain", None)]
+    assert found == [Note("/0", "image/png", b"path"), Note("/1", "text/plain", None)]
 
 
 def test_what_is_said_of_elements_moves_with_them():
