@@ -32,6 +32,7 @@ from storage.format.pieces import (
     list_count,
     list_header,
     tail_ids,
+    to_cut,
 )
 from storage.format.record import OpenedCheckpoint
 from storage.ledger.ledger import pack_named_ids, unpack_named_ids
@@ -158,7 +159,9 @@ def check_removals(patch: Patch, base: OpenedCheckpoint | None) -> None:
 def data_of(content: FullState | Patch) -> Iterator[bytes]:
     """What is cut of a save, to know whether that takes long."""
     if isinstance(content, FullState):
-        yield from (each.value.data for each in content.channels.values() if each.value is not None)
+        for each in content.channels.values():
+            if each.value is not None:
+                yield from to_cut(each.value)
         return
     yield from (value.data for value in content.set.values())
     for elements in content.append.values():

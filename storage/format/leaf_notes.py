@@ -74,8 +74,15 @@ def with_notes(leaves: Sequence[LargeLeaf], notes: Sequence[Note]) -> tuple[Larg
     first = len(leaves) - len(notes)
     if first < 0:
         raise IntegrityFailure("more is said of large values than there are")
-    noted = (
-        replace(leaf, path=note.path, media_type=note.media_type, preview=note.preview)
+    noted = (  # as they are in `LargeLeaf`: there may be many, and copying one takes three times as long
+        LargeLeaf(
+            at=leaf.at,
+            path=note.path,
+            media_type=note.media_type,
+            preview=note.preview,
+            piece_id=leaf.piece_id,
+            size_bytes=leaf.size_bytes,
+        )
         for leaf, note in zip(leaves[first:], notes, strict=True)
     )
     return (*leaves[:first], *noted)

@@ -18,7 +18,7 @@ here; but a piece that is a blob has a chunk that says so, which is written and 
 
 import struct
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
@@ -793,6 +793,11 @@ def list_header(count: int) -> bytes:
 def _is_list(data: bytes) -> bool:
     first = data[0] if data else 0
     return 0x90 <= first <= 0x9F or first in {0xDC, 0xDD}
+
+
+def to_cut(value: Value) -> Iterator[bytes]:
+    """A value as `is_long_to_cut` takes it: eight times, where the places of its placeholders have to be found."""
+    yield from [value.data] * (8 if value.holes else 1)
 
 
 def is_long_to_cut(values: Iterable[bytes]) -> bool:
