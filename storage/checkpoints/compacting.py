@@ -47,6 +47,7 @@ from storage.format.pieces import (
     Leaf,
     Opened,
     element_bounds,
+    holds_list,
     join_holed,
     list_bounds,
     list_count,
@@ -341,8 +342,10 @@ async def _read_notes(
     rows: Rows, reader: PieceReader, notes: Body | None, ids: Sequence[bytes], wanted: int
 ) -> tuple[_Parts, int]:
     """Read what is said of so many of the last large leaves; returns of how many it is."""
-    count = 0 if notes is None else min(wanted, _count(notes))
-    return await _read_newest(rows, reader, b"" if notes is None else notes, ids, count), count
+    if notes is None or not holds_list(notes):
+        return _Parts([], []), 0
+    count = min(wanted, _count(notes))
+    return await _read_newest(rows, reader, notes, ids, count), count
 
 
 async def _read_newest(rows: Rows, reader: PieceReader, body: Body, ids: Sequence[bytes], wanted: int) -> _Parts:
@@ -409,7 +412,7 @@ def _newest(parts: _Parts, notes: tuple[_Parts, int], reader: PieceReader, kept:
     said, count = notes
     packed, _ = said.join(reader)
     elements = decode_notes(list_header(count) + packed[_start_of(packed, count) :])
-    noted = with_notes([LargeLeaf(at=hole) for hole in holes], elements[max(0, count - len(holes)) :])
+    noted = with_notes([LargeLeaf(at=hole) for hole in holes], elements)
     return Newest(kept, data[start:], tuple(hole - start for hole in holes if hole >= start), _from(start, noted))
 
 

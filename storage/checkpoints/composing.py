@@ -11,7 +11,7 @@ import msgspec
 
 from crypto import Sealer
 from storage.access.offload import artifacts_in, pack_artifacts
-from storage.errors import ChannelUnchangedUnknown, IntegrityFailure, InvalidState
+from storage.errors import ChannelUnchangedUnknown, InvalidState
 from storage.format.leaf_notes import moved
 from storage.format.leaves import (
     PLACEHOLDER_BYTES,
@@ -28,6 +28,7 @@ from storage.format.pieces import (
     Cutter,
     Grown,
     Opened,
+    holds_list,
     list_bounds,
     list_count,
     list_header,
@@ -410,14 +411,12 @@ def _noted(
     before: Body | None, ids: Sequence[bytes], grown: Grown, cutter: Cutter, look_up: Callable[[bytes], Opened]
 ) -> Body | None:
     """What is said of the large leaves of a list that got elements."""
-    if before is None or not grown.follows:
+    if before is None or not grown.follows or not holds_list(before):
         return cutter.cut_list(grown.notes) if grown.notes else None
     if not grown.notes:
         return _adopt(before, ids, cutter)
     added = b"".join(grown.notes)
     if not isinstance(before, bytes):
         return cutter.append(list_header(list_count(before[0]) + len(grown.notes)), before, ids, look_up, added)
-    bounds = list_bounds(before)
-    if bounds is None:
-        raise IntegrityFailure("what is said of large values cannot be read")
+    bounds = list_bounds(before) or [0]
     return cutter.cut(Value("msgpack", list_header(len(bounds) - 1 + len(grown.notes)) + before[bounds[0] :] + added))

@@ -5,7 +5,8 @@ stands, its media type, and a preview if the client sent one. It is cut and stor
 value: what was said of leaves that are still there is not stored again when a list grows. It is a list of the *last*
 leaves, because builds before this one stored leaves without notes, and a list only grows at its end.
 
-A note describes, and decides nothing: nothing here is compared with a leaf's content.
+A note describes, and decides nothing: nothing here is compared with a leaf's content, and what cannot be read as notes,
+which nobody but another deployment's export can bring, says nothing.
 """
 
 from bisect import bisect_left, bisect_right
@@ -15,7 +16,6 @@ from dataclasses import replace
 import msgspec
 
 from storage.encoding import encode_msgpack
-from storage.errors import IntegrityFailure
 from storage.format.leaves import EXTENSIONS, LEAF_TOKENS_MAX, STRINGS, container, escaped, extent
 from storage.model import LargeLeaf
 
@@ -42,15 +42,11 @@ def encode(note: Note) -> bytes:
 
 
 def decode(data: bytes) -> list[Note]:
-    """Read a list of notes.
-
-    Raises:
-        IntegrityFailure: it is none.
-    """
+    """Read a list of notes; what is none has none."""
     try:
         return _notes.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise IntegrityFailure("what is said of large values cannot be read") from None
+        return []
 
 
 def moved(said: Iterable[LargeLeaf], elements: int, offset: int) -> tuple[LargeLeaf, ...]:
@@ -66,14 +62,9 @@ def moved(said: Iterable[LargeLeaf], elements: int, offset: int) -> tuple[LargeL
 
 
 def with_notes(leaves: Sequence[LargeLeaf], notes: Sequence[Note]) -> tuple[LargeLeaf, ...]:
-    """The leaves of a value with what is said of the last of them.
-
-    Raises:
-        IntegrityFailure: more is said than there are leaves.
-    """
+    """The leaves of a value with what is said of the last of them."""
+    notes = notes[max(0, len(notes) - len(leaves)) :]
     first = len(leaves) - len(notes)
-    if first < 0:
-        raise IntegrityFailure("more is said of large values than there are")
     noted = (  # as they are in `LargeLeaf`: there may be many, and copying one takes three times as long
         LargeLeaf(
             at=leaf.at,

@@ -777,6 +777,11 @@ def piece_ids_of(body: Body, ids: Sequence[bytes]) -> list[bytes]:
     return [_nth(ids, leaf) for leaf in body[1] if isinstance(leaf, int)]
 
 
+def holds_list(body: Body) -> bool:
+    """Whether a body was cut as a msgpack list, or is exactly one."""
+    return list_bounds(body) is not None if isinstance(body, bytes) else _is_list(body[0])
+
+
 def list_count(header: bytes) -> int:
     """How many elements the msgpack list header at the beginning announces."""
     first = header[0]

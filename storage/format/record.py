@@ -53,7 +53,6 @@ from storage.format.pieces import (
     Body,
     Opened,
     Piece,
-    join,
     joined_bytes,
     open_content,
     open_piece,
@@ -279,7 +278,7 @@ class PieceReader:
         before = self._bytes
         look_up = self.look_up if self._bytes_max is None else self._counted
         joined = put_together(body, ids, look_up, refs=self.refs)
-        notes = None if leaves is None else join(leaves, ids, look_up)
+        notes = None if leaves is None else put_together(leaves, ids, look_up, refs=self.refs).data
         self._bytes = before
         self._count(len(joined.data) + len(notes or b"") + LEAF_SHOWN_BYTES * len(joined.leaves))
         known = with_notes(joined.leaves, () if notes is None else decode_notes(notes))

@@ -333,7 +333,11 @@ def test_what_is_said_of_large_values_is_passed_over_by_the_earlier_build(both: 
     shots = [str(number) + "x" * 70_000 for number in range(6)]
     said = [{"path": f"/{number}", "media_type": "image/png", "preview": preview} for number in range(6)]
     with client_of(both[NEW], subject) as new, client_of(both[OLD], subject) as old:
-        body = {"state": {"shots": shots}, "state_leaves": {"shots": said}, "checkpoint_id": "1f0c0000-0000-6000-8000-000000000001"}
+        body = {
+            "state": {"shots": shots},
+            "state_leaves": {"shots": said},
+            "checkpoint_id": "1f0c0000-0000-6000-8000-000000000001",
+        }
         assert new.post(path, json=body).status_code == 201
         del body["state_leaves"]
         for client in (old, new):

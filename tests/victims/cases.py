@@ -240,7 +240,7 @@ def described(tenant: Tenant, declared: Declared) -> list[Line]:
     tenant.send("POST", SAVE.format("t"), content=msgpack.packb(body), headers={"Content-Type": MSGPACK})
     save = tenant.raw("POST", SAVE.format("t"), msgpack.packb(body), media_type=MSGPACK)
     loads = [tenant.raw("GET", f"{SAVE.format('t')}/latest?pieces=refs", accept=accept) for accept in (JSON, MSGPACK)]
-    return [Line(EVERYBODY // 3, [each]) for each in (save, *loads)]
+    return [Line(LARGE_AT_ONCE, [each]) for each in (save, *loads)]
 
 
 def nothing(tenant: Tenant, declared: Declared) -> list[Line]:
@@ -657,7 +657,7 @@ CASES: dict[str, Case] = {
     ),
     "placeholders": Case("42 save 10,000 placeholders of one leaf, 84 load what they stand for", placeholders),
     "described": Case(
-        "42 save 25,000 placeholders of a small leaf, each with a preview and below a long name, 84 load them",
+        "3 save 25,000 placeholders of a small leaf, each with a preview and below a long name, 6 load them",
         described,
     ),
     "filtered": Case(

@@ -1,15 +1,18 @@
 """Notes of large leaves: how they are stored, where a leaf is said to be, and what damage is."""
 
+from uuid import UUID
+
 import msgpack
 import msgspec
 import pytest
 
-from storage.errors import IntegrityFailure
+from crypto import Sealer, SecretKey, SubjectKeys
 from storage.format.leaf_notes import PATH_BYTES_MAX, Note, decode, encode, moved, notes_of, paths_at, with_notes
 from storage.format.leaves import LEAF_TOKENS_MAX
 from storage.format.manifest import ChannelRecord, WriteRecord, decode_write
-from storage.format.pieces import list_bounds
-from storage.model import LargeLeaf
+from storage.format.pieces import Cutter, list_bounds
+from storage.format.record import PieceReader, PieceRow, seal_piece
+from storage.model import LargeLeaf, Value
 
 LEAF = "leaf-" + "x" * 300
 NOTE = Note("/a", "image/png", b"\x89PNG")
@@ -49,9 +52,8 @@ def test_a_note_has_one_form():
 
 
 @pytest.mark.parametrize("data", [b"", b"\x91", b"\x07", b"\x91\x07", b"\x91\x92\xc0\xc0", b"\x91\x93\xa1\xff\xc0\xc0"])
-def test_what_is_no_list_of_notes_is_damage(data):
-    with pytest.raises(IntegrityFailure):
-        decode(data)
+def test_what_is_no_list_of_notes_says_nothing(data):
+    assert decode(data) == []
 
 
 def test_notes_are_of_the_last_leaves_and_of_no_more_than_there_are():
@@ -60,8 +62,27 @@ def test_notes_are_of_the_last_leaves_and_of_no_more_than_there_are():
         LargeLeaf(at=1),
         LargeLeaf(at=2, path="/a", media_type="image/png", preview=b"\x89PNG"),
     )
-    with pytest.raises(IntegrityFailure):
-        with_notes(leaves, [NOTE] * 3)
+    other = Note("/b", None, None)
+    assert [each.path for each in with_notes(leaves, [NOTE, other, NOTE])] == ["/b", "/a"]
+    assert with_notes([], [NOTE]) == ()
+
+
+@pytest.mark.parametrize("leaves", [b"", b"junk", b"\x93\x01", (b"", [0], 1), (b"\x91", [0], 1), (b"\x91", [b"x"], 0)])
+@pytest.mark.parametrize("refs", [True, False])
+def test_notes_that_another_deployment_forged_say_nothing_and_hide_nothing(leaves, refs):
+    keys = SubjectKeys({1: SecretKey.generate()}, 1, SecretKey.generate())
+    sealer = Sealer(UUID(int=1), UUID(int=2), "user-1", keys)
+    cutter = Cutter(sealer, offload_bytes_min=64 * 1024)
+    data = msgpack.packb({"x": "l" * 70_000})
+    body = cutter.cut(Value("msgpack", data))
+    reader = PieceReader(sealer, refs=refs)
+    reader.add(
+        PieceRow(each.piece_id, each.children, None, seal_piece(sealer, each), 1) for each in cutter.pieces.values()
+    )
+    shown = reader.value("msgpack", body, cutter.listed.ids, leaves)
+    assert refs or shown.data == data
+    [leaf] = shown.leaves
+    assert (leaf.path, leaf.preview, leaf.size_bytes) == (None, None, 70_005)
 
 
 def leaves_in(data):
