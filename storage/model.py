@@ -22,16 +22,41 @@ ChannelVersion = str | int | float | None
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargeLeaf:
+    """A large leaf of a value and what is said of it (`storage.format.leaf_notes`).
+
+    To save: what a client says of the leaf ``at`` an offset or, without one, at a ``path``. Loaded: all that is known.
+
+    Attributes:
+        at: Where the leaf, or the placeholder in its place, begins in the value's bytes.
+        path: Where it stands in the value: a JSON pointer (RFC 6901).
+        media_type: What it is.
+        preview: A thumbnail or a summary of it.
+        piece_id: The piece that it is: its keyed digest.
+        size_bytes: How long it is, with its MessagePack header.
+    """
+
+    at: int | None = None
+    path: str | None = None
+    media_type: str | None = None
+    preview: bytes | None = None
+    piece_id: bytes = b""
+    size_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
     """A serialised value: ``data`` in ``encoding`` ("msgpack" is the one the gateway can read).
 
     ``holes`` are offsets in ``data`` at which a placeholder stands for a large leaf (`storage.format.leaves`).
+    ``leaves`` are its large leaves that are stored apart; they describe it, and are no part of what it says.
     """
 
     encoding: str
     data: bytes
     holes: tuple[int, ...] = ()
+    leaves: tuple[LargeLeaf, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +82,15 @@ class FullState:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """Changes to the head's state (save form ``changes``); elements of ``append`` are msgpack values."""
+    """Changes to the head's state (save form ``changes``); elements of ``append`` are msgpack values.
+
+    ``leaves``: what is said of large leaves among the elements, by channel, at paths into the list of them.
+    """
 
     set: dict[str, Value]
     append: dict[str, list[bytes]]
     remove: list[str]
+    leaves: dict[str, tuple[LargeLeaf, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

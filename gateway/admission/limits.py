@@ -33,6 +33,7 @@ BODY_IDLE_SECONDS_MAX = 10.0  # a client that sends nothing this long holds a sl
 BODY_SECONDS_MAX = 120.0  # 32 MiB at 280 KB/s
 ARTIFACT_BYTES_MAX = 50 * 1024**3  # what a person still uploads; well within the 10,000 parts of an object
 PREVIEW_BYTES_MAX = 4096  # sealed into every row of a listing
+PREVIEWS_BYTES_MAX = 1024 * 1024  # of large values in one request: 256 of the longest, more than a step brings
 STREAM_BYTES_PER_SECOND_MIN = 16 * 1024  # on average, after BODY_SECONDS_MAX; slower holds a slot for nothing
 STREAM_IDLE_SECONDS_MAX = 60.0  # how long a reader of an answer may take nothing at all
 ANSWER_SLICE_BYTES = 64 * 1024  # what is sent of an answer before its reader is waited for; most fit in one

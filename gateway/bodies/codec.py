@@ -183,8 +183,8 @@ def decode_body(name: Format, body: bytes, shape: type[T]) -> T:
 
 # Members of a body whose names are the gateway's to read, and members of those. What is below is somebody's value.
 _LOOKED_INTO: dict[str, Any] = {
-    "state": {}, "state_holes": {}, "metadata": {}, "model": {}, "usage": {},
-    "channels": None, "changes": {"set": {}, "append": {}},
+    "state": {}, "state_holes": {}, "state_leaves": {}, "metadata": {}, "model": {}, "usage": {},
+    "channels": None, "changes": {"set": {}, "append": {}, "leaves": {}},
 }  # fmt: skip
 # Members that are read as whatever they are, so that their maps are hashed: a key of theirs must be text.
 _PLAIN = frozenset({"metadata", "json_schema", "up", "down"})

@@ -121,7 +121,18 @@ SECTIONS: Final = {
         Limit("CHANNELS_MAX", limits, "channels of a save", "limit-exceeded"),
         Limit("METADATA_BYTES_MAX", limits, "metadata of a checkpoint or artifact, as JSON", "limit-exceeded"),
         Limit("WRITES_MAX", limits, "pending writes of a request", "invalid-request"),
-        Limit("HOLES_MAX", pieces, "[placeholders](large-values.md) in a value", "invalid-request"),
+        Limit(
+            "HOLES_MAX",
+            pieces,
+            "[placeholders](large-values.md) in a value, and large leaves of it of which something is said",
+            "invalid-request",
+        ),
+        Limit(
+            "PREVIEWS_BYTES_MAX",
+            limits,
+            "all [previews of large values](large-values.md#previews) in a request",
+            "limit-exceeded",
+        ),
         Limit("LIST_ELEMENTS_MAX", pieces, "elements of a list that is compacted or converted", "limit-exceeded"),
         Limit(
             "KEPT_BYTES_MAX",
@@ -180,7 +191,12 @@ SECTIONS: Final = {
         Limit("ARTIFACT_BYTES_MAX", artifact_model, "an artifact", "body-too-large"),
         Limit("PART_BYTES_MAX", PART_BYTES, "a part of an upload, as its `part_bytes` says", "body-too-large"),
         Limit("PARTS_MAX", part_uploads, "parts of an upload", "part-invalid"),
-        Limit("PREVIEW_BYTES_MAX", limits, "a preview", "invalid-request"),
+        Limit(
+            "PREVIEW_BYTES_MAX",
+            limits,
+            "a preview, of an artifact or of a [large value](large-values.md#previews)",
+            "invalid-request",
+        ),
         Limit("URL_SECONDS_MAX", artifact_urls, "the life of a URL for browsers", "invalid-request"),
         Limit(
             "INLINED_BYTES_EACH_MAX",

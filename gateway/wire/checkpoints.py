@@ -10,6 +10,7 @@ from gateway.wire.base import (
     CheckpointIdText,
     Holes,
     Integer,
+    MediaType,
     Name,
     Namespace,
     Reason,
@@ -41,12 +42,47 @@ class Usage(Request, omit_defaults=True):
     cost_micros: Annotated[int, Meta(ge=0, le=2**53)] = 0
 
 
+class LeafIn(Request):
+    """What is said of a large leaf of a value: a str, bin or ext that the gateway moves out, or a placeholder.
+
+    Exactly one of ``at`` (its offset in the value's bytes, as in ``holes``) and ``path`` (a JSON pointer into the
+    value, ``""`` for the value itself) says which. ``preview`` is at most 4,096 bytes: the first characters of a text,
+    or a small picture. Of a value that stays in its row it is not kept.
+    """
+
+    at: Annotated[int, Meta(ge=0, le=2**53)] | UnsetType = UNSET
+    path: str | UnsetType = UNSET
+    media_type: MediaType | None = None
+    preview: Annotated[bytes, Meta(max_length=4096)] | None = None
+
+
+Leaves = Annotated[list[LeafIn], Meta(max_length=10_000)]
+
+
+class LeafOut(Response, omit_defaults=True):
+    """A large leaf that is stored beside its value: its keyed digest (``piece``), size, and what was said of it.
+
+    ``at`` is where it, or its placeholder, begins in the bytes of the value; absent in the ``state`` view in JSON.
+    ``path`` is where it stands; absent where that is not known. ``media_type`` is what was said when it was saved, else
+    ``text/plain``, ``application/octet-stream`` or ``application/msgpack`` (an extension value), or absent of one that
+    was uploaded before.
+    """
+
+    piece: bytes
+    size_bytes: int
+    at: int | UnsetType = UNSET
+    path: str | UnsetType = UNSET
+    media_type: str | UnsetType = UNSET
+    preview: bytes | UnsetType = UNSET
+
+
 class ChannelIn(Request):
     """One channel as an adapter serialised it.
 
     ``data`` absent means "unchanged": the parent checkpoint must hold this channel at the same ``version``.
     With ``append_to`` the parent must hold it at that version as a MessagePack list, and ``data`` is a MessagePack
     list (without ``holes``) of the elements that follow its own. Where either does not hold, send the whole value.
+    ``leaves`` says of large leaves in ``data`` what they are.
     """
 
     version: Version | None = None
@@ -54,14 +90,20 @@ class ChannelIn(Request):
     data: bytes | UnsetType = UNSET
     holes: Holes = []
     append_to: Version | UnsetType = UNSET
+    leaves: Leaves = []
 
 
 class Changes(Request):
-    """A patch of the head's state: channels set, elements appended to list channels, channels removed."""
+    """A patch of the head's state: channels set, elements appended to list channels, channels removed.
+
+    ``leaves`` says by channel what large leaves in ``set`` are, or in ``append``: there a path begins with the
+    element's place among those that are appended.
+    """
 
     set: dict[Name, Raw] = {}
     append: dict[Name, list[Raw]] = {}
     remove: list[Name] = []
+    leaves: dict[Name, Leaves] = {}
 
 
 class SaveRequest(Request):
@@ -69,11 +111,13 @@ class SaveRequest(Request):
 
     ``parent_id`` absent: the namespace's head when the save is applied; ``null``: no parent. ``fork``
     declares that an older parent is meant. ``delta_channels`` names channels whose value is rebuilt from
-    ancestors' pending writes. ``state_holes`` (MessagePack only): offsets of placeholders in members of ``state``.
+    ancestors' pending writes. ``state_holes`` (MessagePack only): offsets of placeholders in members of ``state``;
+    ``state_leaves`` says what large leaves in them are.
     """
 
     state: dict[Name, Raw] | UnsetType = UNSET
     state_holes: dict[Name, Holes] = {}
+    state_leaves: dict[Name, Leaves] = {}
     changes: Changes | UnsetType = UNSET
     channels: dict[Name, ChannelIn] | UnsetType = UNSET
     checkpoint_id: CheckpointIdText | UnsetType = UNSET
@@ -123,18 +167,23 @@ class SaveReceipt(Response, omit_defaults=True):
 
 
 class ChannelOut(Response):
-    """One channel as it was serialised; ``holes`` (with ``pieces=refs``) are offsets of placeholders in ``data``."""
+    """One channel as it was serialised; ``holes`` (with ``pieces=refs``) are offsets of placeholders in ``data``.
+
+    ``leaves``: what is known of its large leaves, whether or not they are in ``data``.
+    """
 
     version: Version | None
     encoding: str
     data: bytes
     holes: list[int] | UnsetType = UNSET
+    leaves: list[LeafOut] | UnsetType = UNSET
 
 
 class WriteOut(Response, omit_defaults=True):
     """A pending write: ``value`` in the ``state`` view, ``encoding`` and ``data`` in ``channels``.
 
-    ``holes`` (with ``pieces=refs``) are offsets of placeholders in the bytes of ``data`` or ``value``.
+    ``holes`` (with ``pieces=refs``) are offsets of placeholders in the bytes of ``data`` or ``value``; ``leaves`` says
+    what is known of its large leaves, whether or not they are in it.
     ``state_version`` is there where the write has one of its own; without it, it is at its checkpoint's.
     """
 
@@ -145,6 +194,7 @@ class WriteOut(Response, omit_defaults=True):
     encoding: str | UnsetType = UNSET
     data: bytes | UnsetType = UNSET
     holes: list[int] | UnsetType = UNSET
+    leaves: list[LeafOut] | UnsetType = UNSET
     value: Raw | UnsetType = UNSET
     state_schema: str | UnsetType = UNSET
     state_version: int | UnsetType = UNSET
@@ -215,6 +265,9 @@ class Checkpoint(Response):
 
     ``state_holes`` (view ``state`` with ``pieces=refs``, MessagePack only): by channel, at which bytes of its member of
     ``state`` placeholders stand for large leaves.
+
+    ``state_leaves`` (view ``state`` only): by channel, what is known of its large leaves, whether or not they are in
+    ``state``.
     """
 
     thread_id: str
@@ -242,6 +295,7 @@ class Checkpoint(Response):
     artifacts: dict[str, InlinedArtifact] | UnsetType = UNSET
     history: ChannelHistories | UnsetType = UNSET
     state_holes: dict[str, list[int]] | UnsetType = UNSET
+    state_leaves: dict[str, list[LeafOut]] | UnsetType = UNSET
 
 
 class CheckpointPage(Response):
@@ -259,7 +313,8 @@ class CheckpointPage(Response):
 class WriteIn(Request):
     """One pending write. Either a plain ``value`` or ``encoding`` and ``data``.
 
-    A write at ``idx >= 0`` is kept as first written; one at ``idx < 0`` is replaced by the newest.
+    A write at ``idx >= 0`` is kept as first written; one at ``idx < 0`` is replaced by the newest. ``leaves`` says what
+    large leaves in its value are.
     """
 
     channel: Name
@@ -267,6 +322,7 @@ class WriteIn(Request):
     encoding: Annotated[str, Meta(max_length=64)] | UnsetType = UNSET
     data: bytes | UnsetType = UNSET
     holes: Holes = []
+    leaves: Leaves = []
     value: Raw | UnsetType = UNSET
 
 

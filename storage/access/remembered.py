@@ -133,7 +133,8 @@ class RememberedHeads:
 
     def remember(self, scope: Scope, sealer: Sealer, known: RememberedHead) -> None:
         """Keep what a committed write left, unless it is large; without its tails, if only they are."""
-        inline = sum(len(each.body) for each in known.base.manifest.channels if isinstance(each.body, bytes))
+        bodies = (body for each in known.base.manifest.channels for body in (each.body, each.leaves))
+        inline = sum(len(each) for each in bodies if isinstance(each, bytes))
         if sealer.shared or inline > INLINE_BYTES_MAX or len(known.pieces) > PIECES_MAX:
             return
         size = inline + sum(map(len, known.tails.values()))

@@ -12,7 +12,7 @@ It makes no summary and knows nothing of what elements mean.
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -22,7 +22,7 @@ from storage.access.access import Access
 from storage.access.completeness import RowSeals, check_absent
 from storage.access.idempotency import replayed
 from storage.access.save_rules import SaveRules, precondition_required
-from storage.checkpoints.composing import list_length
+from storage.checkpoints.composing import elements_of, list_length
 from storage.checkpoints.reading import one, read_pieces
 from storage.checkpoints.states import States
 from storage.errors import (
@@ -39,15 +39,19 @@ from storage.errors import (
 )
 from storage.format.chain import NO_WRITES
 from storage.format.cold.segment import ColdSums
+from storage.format.leaf_notes import decode as decode_notes
+from storage.format.leaf_notes import with_notes
 from storage.format.leaves import escaped
 from storage.format.manifest import ChannelRecord
 from storage.format.pieces import (
     COMPOSITE,
     INDEX,
     LEAF,
+    Body,
     Leaf,
     Opened,
     element_bounds,
+    holds_list,
     join_holed,
     list_bounds,
     list_header,
@@ -55,7 +59,18 @@ from storage.format.pieces import (
     read_composite,
 )
 from storage.format.record import OpenedCheckpoint, PieceReader, open_thread
-from storage.model import ChannelValue, ChannelVersion, Compaction, FullState, Load, Precondition, Save, Saved, Value
+from storage.model import (
+    ChannelValue,
+    ChannelVersion,
+    Compaction,
+    FullState,
+    LargeLeaf,
+    Load,
+    Precondition,
+    Save,
+    Saved,
+    Value,
+)
 from storage.schemas.checks import check_pair
 from storage.schemas.versions import WantedVersions
 from storage.scope import ClientShare, Scope, check_id
@@ -79,11 +94,15 @@ _COUNTED = re.compile(r"(\d+)(\D.*)?", re.DOTALL)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Newest:
-    """The newest elements of a list: how many, their bytes, and where placeholders stand in them."""
+    """The newest elements of a list: how many, their bytes, and where placeholders stand in them.
+
+    ``leaves`` is what is said of large leaves in them.
+    """
 
     count: int
     data: bytes
     holes: tuple[int, ...] = ()
+    leaves: tuple[LargeLeaf, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -178,10 +197,11 @@ class Compacting:
             newest_count = min(compaction.keep_last, count)
             if newest_count == count and not compaction.summary:
                 return _Base(base, sequence, None, count)
-            parts = await _read_newest(snapshot.rows, reader, held, base.ids, newest_count)
+            parts = await _read_newest(snapshot.rows, reader, held.body, base.ids, newest_count)
+            notes = await _read_notes(snapshot.rows, reader, held.leaves, base.ids, parts.leaves_max(reader))
             blobs = await self._access.offload.find(transaction, sealer, reader)
         await self._access.offload.fill(scope, sealer, reader, blobs)
-        return _Base(base, sequence, _newest(parts, reader, newest_count), count)
+        return _Base(base, sequence, _newest(parts, notes, reader, newest_count), count)
 
     async def _save(self, scope: Scope, compaction: Compaction, base: _Base, share: ClientShare | None) -> Save:
         columns, manifest = base.checkpoint.columns, base.checkpoint.manifest
@@ -235,7 +255,8 @@ class Compacting:
             raise _no_list(compaction.channel)
         channels = {name: ChannelValue(each.version, each.value) for name, each in (shown.channels or {}).items()}
         newest_count = min(compaction.keep_last, len(bounds) - 1)
-        newest = Newest(newest_count, held.value.data[bounds[len(bounds) - 1 - newest_count] :])
+        start = bounds[len(bounds) - 1 - newest_count]
+        newest = Newest(newest_count, held.value.data[start:], leaves=_from(start, held.value.leaves))
         channels[compaction.channel] = ChannelValue(bumped(held.version), _compacted(compaction.summary, newest))
         return channels, shown.delta_channels
 
@@ -313,17 +334,30 @@ class _Parts:
     def join(self, reader: PieceReader) -> tuple[bytes, tuple[int, ...]]:
         return join_holed((b"", self.leaves, 0), self.ids, reader.look_up)
 
+    def leaves_max(self, reader: PieceReader) -> int:
+        """How many large leaves there are, or more: what is in the object store was not fetched yet."""
+        opened = [reader.look_up(self.ids[each]) for each in self.leaves if isinstance(each, int)]
+        return sum(1 if each.kind == LEAF else len(each.children or ()) for each in opened)
 
-async def _read_newest(
-    rows: Rows, reader: PieceReader, held: ChannelRecord, ids: Sequence[bytes], wanted: int
-) -> _Parts:
+
+async def _read_notes(
+    rows: Rows, reader: PieceReader, notes: Body | None, ids: Sequence[bytes], wanted: int
+) -> tuple[_Parts, int]:
+    """Read what is said of so many of the last large leaves; returns of how many it is."""
+    if notes is None or not holds_list(notes):
+        return _Parts([], []), 0
+    count = min(wanted, elements_of(notes) or 0)
+    return await _read_newest(rows, reader, notes, ids, count), count
+
+
+async def _read_newest(rows: Rows, reader: PieceReader, body: Body, ids: Sequence[bytes], wanted: int) -> _Parts:
     """Read pieces from a list's end until they hold ``wanted`` elements, or some more."""
     if not wanted:
         return _Parts([], [])
-    if isinstance(held.body, bytes):
-        bounds = list_bounds(held.body) or [0]
-        return _Parts([held.body[bounds[0] :]], [])
-    _, leaves, closed = held.body
+    if isinstance(body, bytes):
+        bounds = list_bounds(body) or [0]
+        return _Parts([body[bounds[0] :]], [])
+    _, leaves, closed = body
     # The open tail is read as one: where a placeholder stands in it, its leaves do not end where elements do.
     tail_ids = piece_ids_of((b"", leaves[closed:], 0), ids)
     await read_pieces(rows, reader, tail_ids)
@@ -374,19 +408,37 @@ def _elements(group: Opened) -> int:
     return len(element_bounds(content)) - 1
 
 
-def _newest(parts: _Parts, reader: PieceReader, kept: int) -> Newest:
+def _newest(parts: _Parts, notes: tuple[_Parts, int], reader: PieceReader, kept: int) -> Newest:
     data, holes = parts.join(reader)
+    start = _start_of(data, kept)
+    said, count = notes
+    packed, _ = said.join(reader)
+    elements = decode_notes(list_header(count) + packed[_start_of(packed, count) :])
+    noted = with_notes([LargeLeaf(at=hole) for hole in holes], elements)
+    return Newest(kept, data[start:], tuple(hole - start for hole in holes if hole >= start), _from(start, noted))
+
+
+def _start_of(data: bytes, kept: int) -> int:
+    """Where the last so many of these elements begin."""
     bounds = element_bounds(data)
     if len(bounds) - 1 < kept:
         raise IntegrityFailure("a list has fewer elements than its header says")
-    start = bounds[len(bounds) - 1 - kept]
-    return Newest(kept, data[start:], tuple(hole - start for hole in holes if hole >= start))
+    return bounds[len(bounds) - 1 - kept]
+
+
+def _from(start: int, leaves: Iterable[LargeLeaf]) -> tuple[LargeLeaf, ...]:
+    """What is said of the leaves from an offset on, counted from there."""
+    return tuple(
+        dataclasses.replace(each, at=each.at - start) for each in leaves if each.at is not None and each.at >= start
+    )
 
 
 def _compacted(summary: Sequence[bytes], newest: Newest) -> Value:
     """The list: the summary, then what is kept."""
     before = list_header(len(summary) + newest.count) + b"".join(summary)
-    return Value("msgpack", before + newest.data, tuple(len(before) + hole for hole in newest.holes))
+    holes = tuple(len(before) + hole for hole in newest.holes)
+    leaves = tuple(dataclasses.replace(each, at=len(before) + (each.at or 0)) for each in newest.leaves)
+    return Value("msgpack", before + newest.data, holes, leaves)
 
 
 def _makes_room(summary: Sequence[bytes], newest: Newest, count: int) -> bool:

@@ -12,6 +12,7 @@ import msgspec
 from crypto import Sealer
 from storage.access.offload import artifacts_in, pack_artifacts
 from storage.errors import ChannelUnchangedUnknown, InvalidState
+from storage.format.leaf_notes import moved
 from storage.format.leaves import (
     PLACEHOLDER_BYTES,
     Pointer,
@@ -25,15 +26,18 @@ from storage.format.manifest import FORMAT, ChannelRecord, CheckpointColumns, Ma
 from storage.format.pieces import (
     Body,
     Cutter,
+    Grown,
     Opened,
+    holds_list,
     list_bounds,
     list_count,
     list_header,
     tail_ids,
+    to_cut,
 )
 from storage.format.record import OpenedCheckpoint
 from storage.ledger.ledger import pack_named_ids, unpack_named_ids
-from storage.model import ChannelValue, FullState, LongList, Patch, Save, Value
+from storage.model import ChannelValue, FullState, LargeLeaf, LongList, Patch, Save, Value
 from storage.schemas.tags import Tagging, tagging_of
 from storage.schemas.versions import OtherVersionError
 
@@ -44,14 +48,14 @@ class Draft(msgspec.Struct, frozen=True):
     Attributes:
         now: The moment of the save.
         cutter: The pieces.
-        cut: The channels that came with a whole value.
+        cut: The channels that came with a whole value, and what is said of their large leaves.
         named: The artifacts that values name, by channel.
         tagging: What the checkpoint is found by, if its schema declares anything.
     """
 
     now: datetime
     cutter: Cutter
-    cut: dict[str, Body]
+    cut: dict[str, tuple[Body, Body | None]]
     named: dict[str, list[Pointer]]
     tagging: Tagging | None
 
@@ -132,7 +136,13 @@ def tails_of(content: FullState | Patch, stored: OpenedCheckpoint | None) -> lis
         return _appended_to(content, stored)
     ids = stored.ids if stored else []
     held = {each.name: each for each in (stored.manifest.channels if stored else [])}
-    return [each for name in content.append if name in held for each in tail_ids(held[name].body, ids)]
+    return [each for name in content.append if name in held for each in tails_of_record(held[name], ids)]
+
+
+def tails_of_record(record: ChannelRecord, ids: Sequence[bytes]) -> list[bytes]:
+    """The pieces in the open tails of a channel's list, and of what is said of its large leaves."""
+    noted = [] if record.leaves is None else tail_ids(record.leaves, ids)
+    return tail_ids(record.body, ids) + noted
 
 
 def check_removals(patch: Patch, base: OpenedCheckpoint | None) -> None:
@@ -150,7 +160,9 @@ def check_removals(patch: Patch, base: OpenedCheckpoint | None) -> None:
 def data_of(content: FullState | Patch) -> Iterator[bytes]:
     """What is cut of a save, to know whether that takes long."""
     if isinstance(content, FullState):
-        yield from (each.value.data for each in content.channels.values() if each.value is not None)
+        for each in content.channels.values():
+            if each.value is not None:
+                yield from to_cut(each.value)
         return
     yield from (value.data for value in content.set.values())
     for elements in content.append.values():
@@ -199,12 +211,15 @@ def manifest_of(save: Save, channels: list[ChannelRecord]) -> Manifest:
 
 def list_length(held: ChannelRecord) -> int | None:
     """How many elements a channel's list has; None: it is no list that the gateway can read."""
-    if held.encoding != "msgpack":
-        return None
-    if isinstance(held.body, bytes):
-        bounds = list_bounds(held.body)
+    return elements_of(held.body) if held.encoding == "msgpack" else None
+
+
+def elements_of(body: Body) -> int | None:
+    """How many elements a list has that was cut; None: it is no list."""
+    if isinstance(body, bytes):
+        bounds = list_bounds(body)
         return None if bounds is None else len(bounds) - 1
-    return list_count(held.body[0]) if held.body[0] else None
+    return list_count(body[0]) if body[0] else None
 
 
 def long_lists(manifest: Manifest, elements_max: int | None, size_max: int | None) -> tuple[LongList, ...]:
@@ -229,10 +244,10 @@ def size_of(value: Value) -> int:
     return len(value.data) + sum(each[1] - PLACEHOLDER_BYTES for each in found if each is not None)
 
 
-def _cut(cutter: Cutter, content: FullState | Patch, name: str, value: Value) -> Body:
+def _cut(cutter: Cutter, content: FullState | Patch, name: str, value: Value) -> tuple[Body, Body | None]:
     """Cut a channel's value; a fault of its placeholders is said where the client named them."""
     try:
-        return cutter.cut(value)
+        return cutter.cut_noted(value)
     except InvalidState as error:
         plain = isinstance(content, FullState) and content.root == "/state"
         where = f"/state_holes/{escaped(name)}" if plain else f"/channels/{escaped(name)}{error.pointer}"
@@ -284,7 +299,7 @@ def _appended_to(content: FullState, base: OpenedCheckpoint | None) -> list[byte
             held = _held(base, name)
             if held is None or held.version != each.append_to:
                 return None
-            tails += tail_ids(held.body, ids)
+            tails += tails_of_record(held, ids)
     return tails
 
 
@@ -298,13 +313,13 @@ def _composed(content: FullState, draft: Draft, stored: Stored) -> list[ChannelR
             continue
         if each.value is not None:
             artifacts = pack_artifacts(named.get(name, ()))
-            size = size_of(each.value)
-            channels.append(ChannelRecord(name, each.version, each.value.encoding, draft.cut[name], artifacts, size))
+            (body, leaves), size = draft.cut[name], size_of(each.value)
+            channels.append(ChannelRecord(name, each.version, each.value.encoding, body, artifacts, size, leaves))
             continue
         held = _held(base, name)
         if base is None or held is None or held.version != each.version:
             raise ChannelUnchangedUnknown(name)
-        channels.append(msgspec.structs.replace(held, body=_adopt(held.body, base.ids, draft.cutter)))
+        channels.append(_carried(held, base.ids, draft.cutter))
     return channels
 
 
@@ -321,18 +336,25 @@ def _with_elements(name: str, sent: ChannelValue, draft: Draft, stored: Stored) 
         bounds = list_bounds(sent.value.data)
     if parent is None or held is None or held.version != sent.append_to or sent.value is None or bounds is None:
         raise ChannelUnchangedUnknown(name)
-    elements = sent.value.data[bounds[0] :]
+    said = moved(sent.value.leaves, 0, -bounds[0])
+    added = _Added(len(bounds) - 1, sent.value.data[bounds[0] :], said)
     try:
-        body, size = _appended(name, held, parent.ids, (len(bounds) - 1, elements), draft.cutter, stored.look_up)
+        body, size, leaves = _appended(name, held, parent.ids, added, draft.cutter, stored.look_up)
     except InvalidState:
         raise ChannelUnchangedUnknown(name) from None
     artifacts = _union((held.artifacts, pack_artifacts(draft.named.get(name, ()))))
-    return ChannelRecord(name, sent.version, "msgpack", body, artifacts, size)
+    return ChannelRecord(name, sent.version, "msgpack", body, artifacts, size, leaves)
 
 
 def _held(base: OpenedCheckpoint | None, name: str) -> ChannelRecord | None:
     channels = base.manifest.channels if base else []
     return next((each for each in channels if each.name == name), None)
+
+
+def _carried(held: ChannelRecord, ids: Sequence[bytes], cutter: Cutter) -> ChannelRecord:
+    """A channel of another record, unchanged."""
+    leaves = None if held.leaves is None else _adopt(held.leaves, ids, cutter)
+    return msgspec.structs.replace(held, body=_adopt(held.body, ids, cutter), leaves=leaves)
 
 
 def _adopt(body: Body, ids: Sequence[bytes], cutter: Cutter) -> Body:
@@ -355,42 +377,75 @@ def _patched(patch: Patch, draft: Draft, stored: Stored) -> list[ChannelRecord]:
     channels: dict[str, ChannelRecord] = {}
     for name, each in held.items():
         if name not in patch.remove and name not in patch.set and name not in patch.append:
-            channels[name] = msgspec.structs.replace(each, body=_adopt(each.body, ids, cutter))
+            channels[name] = _carried(each, ids, cutter)
     for name, value in patch.set.items():
         if value.holes:
             raise InvalidState("placeholders come in channels", f"/changes/set/{escaped(name)}")
         artifacts = pack_artifacts(named.get(name, ()))
-        channels[name] = ChannelRecord(name, None, value.encoding, cutter.cut(value), artifacts, size_of(value))
+        body, leaves = cutter.cut_noted(value)
+        channels[name] = ChannelRecord(name, None, value.encoding, body, artifacts, size_of(value), leaves)
     for name, elements in patch.append.items():
-        added = (len(elements), b"".join(elements))
-        body, size = _appended(name, held.get(name), ids, added, cutter, stored.look_up)
+        added = _Added(len(elements), b"".join(elements), patch.leaves.get(name, ()))
+        grown, size, leaves = _appended(name, held.get(name), ids, added, cutter, stored.look_up)
         before = held[name].artifacts if name in held else None
         artifacts = _union((before, pack_artifacts(named.get(name, ()))))
-        channels[name] = ChannelRecord(name, None, "msgpack", body, artifacts, size)
+        channels[name] = ChannelRecord(name, None, "msgpack", grown, artifacts, size, leaves)
     order = [*held, *(name for name in channels if name not in held)]
     return [channels[name] for name in order if name in channels]
+
+
+class _Added(msgspec.Struct, frozen=True):
+    """Elements for a list: how many, their bytes, and what is said of large leaves, at places in these."""
+
+    count: int
+    data: bytes
+    said: tuple[LargeLeaf, ...] = ()
 
 
 def _appended(
     name: str,
     held: ChannelRecord | None,
     ids: Sequence[bytes],
-    elements: tuple[int, bytes],
+    added: _Added,
     cutter: Cutter,
     look_up: Callable[[bytes], Opened],
-) -> tuple[Body, int | None]:
-    """A list with elements, which are so many and these bytes, after its own; and its size."""
-    more, added = elements
+) -> tuple[Body, int | None, Body | None]:
+    """A list with elements after its own, its size, and what is said of its large leaves."""
     if held is None:
-        whole = Value("msgpack", list_header(more) + added)
-        return cutter.cut(whole), size_of(whole)
+        return _whole(cutter, 0, b"", added)
     if held.encoding == "msgpack" and isinstance(held.body, bytes):
         bounds = list_bounds(held.body)
         if bounds is not None:
-            whole = Value("msgpack", list_header(len(bounds) - 1 + more) + held.body[bounds[0] :] + added)
-            return cutter.cut(whole), size_of(whole)
+            return _whole(cutter, len(bounds) - 1, held.body[bounds[0] :], added)
     if held.encoding == "msgpack" and not isinstance(held.body, bytes) and held.body[0]:
-        header = list_header(list_count(held.body[0]) + more)
-        size = None if held.size is None else held.size + len(header) - len(held.body[0]) + len(added)
-        return cutter.append(header, held.body, ids, look_up, added), size
+        count = list_count(held.body[0])
+        header = list_header(count + added.count)
+        size = None if held.size is None else held.size + len(header) - len(held.body[0]) + len(added.data)
+        said = moved(added.said, count, 0)
+        body, grown = cutter.append_noted(header, held.body, ids, look_up, added.data, said)
+        return body, size, _noted(held.leaves, ids, grown, cutter, look_up)
     raise InvalidState(f"channel {name!r} is not a list", f"/changes/append/{name}")
+
+
+def _whole(cutter: Cutter, count: int, before: bytes, added: _Added) -> tuple[Body, int | None, Body | None]:
+    """A list that is cut anew, of as many elements, which are these bytes, and others after them."""
+    header = list_header(count + added.count)
+    said = moved(added.said, count, len(header) + len(before))
+    value = Value("msgpack", header + before + added.data, leaves=said)
+    body, leaves = cutter.cut_noted(value)
+    return body, size_of(value), leaves
+
+
+def _noted(
+    before: Body | None, ids: Sequence[bytes], grown: Grown, cutter: Cutter, look_up: Callable[[bytes], Opened]
+) -> Body | None:
+    """What is said of the large leaves of a list that got elements."""
+    if before is None or not grown.follows or not holds_list(before):
+        return cutter.cut_list(grown.notes) if grown.notes else None
+    if not grown.notes:
+        return _adopt(before, ids, cutter)
+    added = b"".join(grown.notes)
+    if not isinstance(before, bytes):
+        return cutter.append(list_header(list_count(before[0]) + len(grown.notes)), before, ids, look_up, added)
+    bounds = list_bounds(before) or [0]
+    return cutter.cut(Value("msgpack", list_header(len(bounds) - 1 + len(grown.notes)) + before[bounds[0] :] + added))

@@ -61,7 +61,7 @@ async def put_together(tenant_id: UUID, reader: PieceReader, opened: OpenedCheck
         IntegrityFailure, StateTooLarge: as `PieceReader.value`.
     """
     ids = opened.ids
-    size_bytes = sum(reader.size_of(channel.body, ids) for channel in opened.manifest.channels)
+    size_bytes = sum(reader.size_of(channel.body, ids, channel.leaves) for channel in opened.manifest.channels)
     if size_bytes < _BESIDE_BYTES_MIN:
         return work()
     reader.reserve(size_bytes)

@@ -283,8 +283,9 @@ class Unjoined:
         reader, matched = self.reader, self.matched
         if reader is None or isinstance(matched, WithheldCheckpoint):
             return 0
-        channels = sum(reader.size_of(each.body, matched.ids) for each in matched.manifest.channels)
-        return channels + sum(reader.size_of(each.record.body, each.ids) for each in self.writes)
+        channels = sum(reader.size_of(each.body, matched.ids, each.leaves) for each in matched.manifest.channels)
+        records = ((each.record, each.ids) for each in self.writes)
+        return channels + sum(reader.size_of(each.body, ids, each.leaves) for each, ids in records)
 
     async def value(self, tenant_id: UUID) -> Checkpoint:
         """The checkpoint as callers see it."""

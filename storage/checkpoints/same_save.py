@@ -37,13 +37,15 @@ class CutOtherwiseError(Unfinished):
 def same_but_for_pieces(stored: OpenedCheckpoint, columns: CheckpointColumns, manifest: Manifest) -> bool:
     """Whether a checkpoint has the same columns, channels and metadata as the stored one, whatever the values are.
 
-    A size is a value's, and one that another build stored has none.
+    A size is a value's, and one that another build stored has none; what is said of large leaves only describes them,
+    and stays as it was said first.
     """
+    unsaid = {"body": b"", "size": None, "leaves": None}
     before, again = (
         (
             msgspec.structs.replace(clear, piece_ids=b""),
             msgspec.structs.replace(
-                sealed, channels=[msgspec.structs.replace(each, body=b"", size=None) for each in sealed.channels]
+                sealed, channels=[msgspec.structs.replace(each, **unsaid) for each in sealed.channels]
             ),
         )
         for clear, sealed in ((stored.columns, stored.manifest), (columns, manifest))

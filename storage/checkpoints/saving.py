@@ -33,6 +33,7 @@ from storage.checkpoints.composing import (
     long_lists,
     manifest_of,
     tails_of,
+    tails_of_record,
 )
 from storage.checkpoints.piece_rows import sealed_pieces
 from storage.checkpoints.reading import one, read_pieces
@@ -58,7 +59,7 @@ from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write
 from storage.format.cold.segment import ColdSums
 from storage.format.ids import mint_checkpoint_id
 from storage.format.manifest import ChannelRecord, CheckpointColumns, Manifest
-from storage.format.pieces import LEAF, Cutter, is_long_to_cut, look_up_own, tail_ids
+from storage.format.pieces import LEAF, Cutter, is_long_to_cut, look_up_own
 from storage.format.record import (
     OpenedCheckpoint,
     PieceReader,
@@ -294,7 +295,7 @@ def _tails(channels: Iterable[ChannelRecord], cutter: Cutter, before: Mapping[by
     """The pieces of open tails, as far as they are known; a large leaf among them is read when it is needed."""
     left: dict[bytes, bytes] = {}
     for each in channels:
-        for piece_id in tail_ids(each.body, cutter.listed.ids):
+        for piece_id in tails_of_record(each, cutter.listed.ids):
             piece = cutter.pieces.get(piece_id)
             plaintext = before.get(piece_id) if piece is None else piece.plaintext
             if plaintext is not None and plaintext[0] != LEAF:

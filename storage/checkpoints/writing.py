@@ -27,7 +27,7 @@ from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write
 from storage.format.cold.segment import ColdSums
 from storage.format.leaves import Pointer
 from storage.format.manifest import FORMAT, WriteColumns, WriteRecord
-from storage.format.pieces import Cutter, Piece, is_long_to_cut
+from storage.format.pieces import Cutter, Piece, is_long_to_cut, to_cut
 from storage.format.record import (
     SealedWrite,
     new_thread,
@@ -117,7 +117,9 @@ async def _drafted(access: Access, scope: Scope, sealer: Sealer, new: TaskWrites
             for position, write in enumerate(new.writes)
         ]
 
-    large = len(new.writes) >= _SEALED_BESIDE_MIN or is_long_to_cut(write.value.data for write in new.writes)
+    large = len(new.writes) >= _SEALED_BESIDE_MIN or is_long_to_cut(
+        data for write in new.writes for data in to_cut(write.value)
+    )
     return _Draft(now, cutter, await compute(scope.tenant_id, seal) if large else seal(), named)
 
 
@@ -413,7 +415,7 @@ def _seal(
 ) -> tuple[WriteColumns, SealedWrite]:
     cutter = together.beside()
     try:
-        body = cutter.cut(write.value)
+        body, leaves = cutter.cut_noted(write.value)
     except InvalidState as error:  # of its placeholders
         raise InvalidState(str(error), where + error.pointer) from None
     columns = WriteColumns(
@@ -431,4 +433,4 @@ def _seal(
         state_schema=new.state_schema,
         state_version=new.state_version,
     )
-    return columns, seal_write(sealer, columns, WriteRecord(FORMAT, write.value.encoding, body))
+    return columns, seal_write(sealer, columns, WriteRecord(FORMAT, write.value.encoding, body, leaves))

@@ -163,6 +163,7 @@ class PendingRecord(Struct, array_like=True, tag=7, frozen=True):
     state_version: Int32 | None
     encoding: Word
     body: Body
+    leaves: Body | None = None
 
 
 class CheckpointRecord(Struct, array_like=True, tag=8, frozen=True):

@@ -47,8 +47,8 @@ _FIXED = {
 }  # fmt: skip
 # Bytes of the count that follows the first byte, and objects for each element.
 _CONTAINERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
-_EXTENSIONS = frozenset({0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8})
-_STRINGS = frozenset({0xD9, 0xDA, 0xDB})
+EXTENSIONS = frozenset({0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8})
+STRINGS = frozenset({0xD9, 0xDA, 0xDB})
 
 _POINTER_TEXT = "stateroom:artifact:"
 _POINTER_MARK = _POINTER_TEXT.encode()
@@ -233,22 +233,22 @@ class _Walk:
                 level.seen += 1
                 if is_name:
                     level.name = ""
-                opened = _container(self._data, at)
+                opened = container(self._data, at)
                 if opened is not None:
                     at, count, is_map = opened
                     levels.append(_Level(count, is_map))
                     continue
                 first = self._data[at]
-                content, after = _extent(self._data, at)
+                content, after = extent(self._data, at)
                 if after > end:
                     break
-                if 0xA0 <= first < 0xC0 or first in _STRINGS:
+                if 0xA0 <= first < 0xC0 or first in STRINGS:
                     if is_name and after - content <= _NAME_BYTES_MAX:
                         level.name = self._data[content:after].decode(errors="replace")
                     matched = _POINTER.fullmatch(self._data, content, after)
                     if matched is not None:
                         yield Pointer(UUID(matched[1].decode()), _path(levels, inside))
-                elif first in _EXTENSIONS and self._holds_mark(content, after):
+                elif first in EXTENSIONS and self._holds_mark(content, after):
                     yield from self._objects(content, after, _path(levels, inside), depth + 1)
                 elif is_name and (first < 0x80 or first >= 0xE0):
                     level.name = str(first if first < 0x80 else first - 256)
@@ -275,7 +275,7 @@ def _path(levels: list[_Level], inside: str | None) -> str:
     return "".join(f"/{level.step()}" for level in levels[1 : _PATH_STEPS_MAX + 1])
 
 
-def _container(data: bytes, at: int) -> tuple[int, int, bool] | None:
+def container(data: bytes, at: int) -> tuple[int, int, bool] | None:
     """For a container: where its first object begins, how many there are, and whether it is a map."""
     first = data[at]
     if 0x80 <= first < 0xA0:
@@ -287,7 +287,7 @@ def _container(data: bytes, at: int) -> tuple[int, int, bool] | None:
     return at + 1 + width, each * int.from_bytes(data[at + 1 : at + 1 + width]), each == 2
 
 
-def _extent(data: bytes, at: int) -> tuple[int, int]:
+def extent(data: bytes, at: int) -> tuple[int, int]:
     """For any other object: where its content begins, and where it ends."""
     first = data[at]
     if first < 0x80 or first >= 0xE0:
@@ -298,4 +298,4 @@ def _extent(data: bytes, at: int) -> tuple[int, int]:
         width, more = _SIZED[first]
         content = at + 1 + width + more
         return content, content + int.from_bytes(data[at + 1 : at + 1 + width])
-    return at + (2 if first in _EXTENSIONS else 1), at + 1 + _FIXED[first]
+    return at + (2 if first in EXTENSIONS else 1), at + 1 + _FIXED[first]

@@ -30,6 +30,8 @@ class ChannelRecord(msgspec.Struct, array_like=True, frozen=True):
     artifacts: bytes | None = None
     # Bytes of the whole value with its large leaves; None: a build that did not count them had it last.
     size: int | None = None
+    # What is said of the value's large leaves (`storage.format.leaf_notes`), cut as the value is.
+    leaves: Body | None = None
 
 
 class Manifest(msgspec.Struct, array_like=True, frozen=True):
@@ -48,6 +50,8 @@ class WriteRecord(msgspec.Struct, array_like=True, frozen=True):
     format: int
     encoding: str
     body: Body
+    # As in `ChannelRecord`.
+    leaves: Body | None = None
 
 
 R = TypeVar("R", Manifest, WriteRecord)

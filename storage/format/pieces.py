@@ -18,7 +18,7 @@ here; but a piece that is a blob has a chunk that says so, which is written and 
 
 import struct
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
@@ -30,8 +30,9 @@ from pyfastcdc import FastCDC
 
 from storage.encoding import encode_msgpack
 from storage.errors import IntegrityFailure, InvalidState, LimitExceeded
+from storage.format.leaf_notes import notes_of
 from storage.format.leaves import PIECE_ID_BYTES, PLACEHOLDER_BYTES, large_leaves, placeholder, read_placeholder
-from storage.model import Value
+from storage.model import LargeLeaf, Value
 
 INLINE_BYTES_MAX = 4 * 1024
 # A piece costs a row and a seal; what is not one yet is sealed again in every manifest. With less than this the first
@@ -47,6 +48,8 @@ INDEX_CHILDREN_MAX = 128
 # Placeholders that one value may have: at 28 bytes each they cost a client little, and a row each costs us much.
 HOLES_MAX = 10_000
 _COMPOSITE_HOLES_MAX = 64
+# What an answer shows of a large leaf beside its value, without what is said of it, and what it takes to show it.
+LEAF_SHOWN_BYTES = 256
 # List elements that one save may cut together: each costs a digest and a number for where it is. No request brings as
 # many; a list that grew by many saves can have them, when it is compacted or converted.
 LIST_ELEMENTS_MAX = 1_000_000
@@ -150,6 +153,18 @@ class Elements:
             raise LimitExceeded("LIST_ELEMENTS_MAX", LIST_ELEMENTS_MAX, self.count)
 
 
+class Grown(msgspec.Struct, frozen=True):
+    """What became of the large leaves of a list that elements were put behind.
+
+    Attributes:
+        notes: Those of the leaves among the elements.
+        follows: Whether these leaves come right after those that the list had: none was taken out of its open tail.
+    """
+
+    notes: Sequence[bytes] = ()
+    follows: bool = True
+
+
 @dataclass(slots=True)
 class Cutter:
     """Cuts the values of one record. ``pieces`` collects every piece that the cut values are made of.
@@ -176,24 +191,41 @@ class Cutter:
             InvalidState: the value says it has a placeholder where there is none.
             LimitExceeded: the lists of this save have too many elements together.
         """
+        return self._cut(value)[0]
+
+    def cut_noted(self, value: Value) -> tuple[Body, Body | None]:
+        """Cut a value, and what is said of its large leaves, if it has some; raises as `cut`."""
+        body, notes = self._cut(value)
+        return body, self.cut_list(notes) if notes else None
+
+    def cut_list(self, elements: Sequence[bytes]) -> Body:
+        """Cut a list of these elements; raises as `cut`."""
+        return self.cut(Value("msgpack", list_header(len(elements)) + b"".join(elements)))
+
+    def _cut(self, value: Value) -> tuple[Body, list[bytes]]:
+        """A value, cut, and the notes of its large leaves (`storage.format.leaf_notes`)."""
         data = value.data
         holes: Sequence[int] = value.holes
         if len(data) < INLINE_BYTES_MAX and not holes:
-            return data
+            return data, []
         if holes:
             self._admit(value)
         if value.encoding != "msgpack":
-            return self._cut_opaque(data, self._large_segments(data))
+            return self._cut_opaque(data, self._large_segments(data)), []
         if _is_list(data):
             self.elements.add(min(list_count(data), len(data)))
         bounds = list_bounds(data)
+        starts = holes
+        noted = (value.data, value.holes, value.leaves, bounds)
         if self.offload_bytes_min is not None and len(data) >= self.offload_bytes_min:
-            data, holes, bounds = self._take_leaves(data, holes, bounds)
+            data, holes, bounds, starts = self._take_leaves(data, holes, bounds)
         if bounds is not None:
-            return self._cut_elements(data[: bounds[0]], data, bounds, holes=holes)
-        if holes:
-            return self._cut_around(data, holes)
-        return self._cut_opaque(data, _SEGMENTS)
+            body = self._cut_elements(data[: bounds[0]], data, bounds, holes=holes)
+        elif holes:
+            body = self._cut_around(data, holes)
+        else:
+            body = self._cut_opaque(data, _SEGMENTS)
+        return body, notes_of(noted[0], starts, *noted[1:])
 
     def append(
         self,
@@ -212,13 +244,25 @@ class Cutter:
             look_up: gives those of its open tail. What is closed stays as it is.
             added: the elements, concatenated msgpack values.
         """
+        return self.append_noted(header, body, ids, look_up, added, ())[0]
+
+    def append_noted(
+        self,
+        header: bytes,
+        body: tuple[bytes, list[Leaf], int],
+        ids: Sequence[bytes],
+        look_up: Callable[[bytes], "Opened"],
+        added: bytes,
+        said: Sequence[LargeLeaf],
+    ) -> "tuple[Body, Grown]":
+        """As `append`, and what became of the list's large leaves; ``said``: of those in ``added``, by their paths."""
         _, leaves, closed_before = body
         before, begun = leaves[:closed_before], leaves[closed_before:]
         piece_ids = piece_ids_of((b"", before, 0), ids)
         tail, holes = join_holed((b"", begun, 0), ids, look_up)
         bytes_min = self.offload_bytes_min
         if holes or (bytes_min is not None and len(added) >= bytes_min) or bytes in map(type, begun[:-1]):
-            return self._cut_tail_anew(header, tail + added, piece_ids, holes)
+            return self._cut_tail_anew(header, (tail, added), piece_ids, holes, (list_count(body[0]), said))
         # No element of the tail closed a group, nor a run but those that are pieces: the whole tail counts as one.
         view = memoryview(tail + added)
         bounds = [len(tail) + at for at in element_bounds(added)]
@@ -231,14 +275,30 @@ class Cutter:
             leaves += [self.listed.number(each) for each in piece_ids_of((b"", begun, 0), ids)]
             bounds[0] = len(tail) - (len(begun[-1]) if isinstance(begun[-1], bytes) else 0)
         leaves += self._cut_tail(view, bounds[open_from:], ())
-        return header, leaves, closed_after
+        return (header, leaves, closed_after), Grown()
 
-    def _cut_tail_anew(self, header: bytes, data: bytes, kept: Sequence[bytes], holes: Sequence[int]) -> Body:
+    def _cut_tail_anew(
+        self,
+        header: bytes,
+        parts: tuple[bytes, bytes],
+        kept: Sequence[bytes],
+        holes: Sequence[int],
+        noted: tuple[int, Sequence[LargeLeaf]],
+    ) -> "tuple[Body, Grown]":
+        """Cut a list's open tail with what is added to it; ``noted``: how many elements it had, and what is said."""
+        tail, added = parts
+        data, grown = tail + added, Grown()
         bounds = element_bounds(data)
         if self.offload_bytes_min is not None and len(data) >= self.offload_bytes_min:
-            data, holes, shifted = self._take_leaves(data, holes, bounds)
+            before = len(holes)
+            data, holes, shifted, starts = self._take_leaves(data, holes, bounds)
+            new = [at - len(tail) for at in starts if at >= len(tail)]
+            own = [at - len(tail) for at in bounds if at >= len(tail)]
+            count, said = noted
+            notes = notes_of(added, new, (), said, own, count) if new else []
+            grown = Grown(notes, follows=len(starts) - len(new) == before)
             bounds = bounds if shifted is None else shifted
-        return self._cut_elements(header, data, bounds, kept, holes)
+        return self._cut_elements(header, data, bounds, kept, holes), grown
 
     def _large_segments(self, data: bytes) -> tuple[int, int, int]:
         if self.offload_bytes_min is None or len(data) < self.offload_bytes_min:
@@ -258,8 +318,11 @@ class Cutter:
 
     def _take_leaves(
         self, data: bytes, holes: Sequence[int], bounds: list[int] | None
-    ) -> tuple[bytes, Sequence[int], list[int] | None]:
-        """Put placeholders in the place of large leaves; holes and bounds as they are afterwards."""
+    ) -> tuple[bytes, Sequence[int], list[int] | None, Sequence[int]]:
+        """Put placeholders in the place of large leaves; holes and bounds as they are afterwards.
+
+        The last are where the leaves and holes were before.
+        """
         bytes_min = self.offload_bytes_min or 0
         leaves: list[tuple[int, int]] = []
         for start, end in pairwise(bounds or (0, len(data))):
@@ -268,7 +331,7 @@ class Cutter:
         if holes:  # a placeholder is never inside a leaf of its own value, unless somebody says so
             leaves = [(start, end) for start, end in leaves if not _any_within(holes, start, end)]
         if not leaves:
-            return data, holes, bounds
+            return data, holes, bounds, holes
         view = memoryview(data)
         parts: list[bytes | memoryview] = []
         at = 0
@@ -288,6 +351,7 @@ class Cutter:
             b"".join(parts),
             sorted(moved(at) for at in (*holes, *starts)),
             None if bounds is None else [moved(at) for at in bounds],
+            sorted((*holes, *starts)),
         )
 
     def _cut_elements(
@@ -523,7 +587,10 @@ def open_content(digests: Digests, piece_id: bytes, kind: int, data: bytes, chil
 
 
 def joined_bytes(body: Body, ids: Sequence[bytes], look_up: Callable[[bytes], Opened], *, refs: bool) -> int:
-    """About how long a value is once it is put together, without putting it together."""
+    """About how long a value is once it is put together, with what is shown of its large leaves.
+
+    It is not put together for that.
+    """
     if isinstance(body, bytes):
         return len(body)
     total = len(body[0])
@@ -535,10 +602,12 @@ def joined_bytes(body: Body, ids: Sequence[bytes], look_up: Callable[[bytes], Op
 def _piece_bytes(piece_id: bytes, look_up: Callable[[bytes], Opened], *, refs: bool) -> int:
     opened = look_up(piece_id)
     if opened.kind == LEAF:
-        return PLACEHOLDER_BYTES if refs else opened.size
+        return LEAF_SHOWN_BYTES + (PLACEHOLDER_BYTES if refs else opened.size)
     own = 0 if opened.kind == INDEX else opened.size
-    if opened.children is None or (refs and opened.kind == COMPOSITE):
+    if opened.children is None:
         return own
+    if refs and opened.kind == COMPOSITE:
+        return own + LEAF_SHOWN_BYTES * len(opened.children)
     return own + sum(_piece_bytes(child, look_up, refs=refs) for child in opened.children)
 
 
@@ -582,14 +651,30 @@ def join(body: Body, ids: Sequence[bytes], look_up: Callable[[bytes], Opened]) -
     """
     if isinstance(body, bytes):
         return body
-    return _Joiner(look_up, resolves=True).run(body, ids)[0]
+    return _Joiner(look_up, resolves=True).run(body, ids).data
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """A value, put together; ``holes`` and ``leaves`` are where its placeholders and large leaves stand."""
+
+    data: bytes
+    holes: tuple[int, ...] = ()
+    leaves: Sequence[LargeLeaf] = ()
+
+
+def put_together(body: Body, ids: Sequence[bytes], look_up: Callable[[bytes], Opened], *, refs: bool) -> Joined:
+    """As `join` or, with ``refs``, as `join_holed`; and the large leaves, whether or not they are in their place."""
+    if isinstance(body, bytes):
+        return Joined(body)
+    return _Joiner(look_up, resolves=not refs).run(body, ids)
 
 
 def join_holed(body: Body, ids: Sequence[bytes], look_up: Callable[[bytes], Opened]) -> tuple[bytes, tuple[int, ...]]:
     """A cut value with placeholders for its large leaves, and where they stand; otherwise as `join`."""
     if isinstance(body, bytes):
         return body, ()
-    return _Joiner(look_up, resolves=False).run(body, ids)
+    joined = _Joiner(look_up, resolves=False).run(body, ids)
+    return joined.data, joined.holes
 
 
 class _Joiner:
@@ -600,16 +685,20 @@ class _Joiner:
         self._resolves = resolves
         self._parts: list[bytes | memoryview] = []
         self._length = 0
-        self._holes: list[int] = []
+        self._leaves: list[LargeLeaf] = []
 
-    def run(self, body: tuple[bytes, list[Leaf], int], ids: Sequence[bytes]) -> tuple[bytes, tuple[int, ...]]:
+    def run(self, body: tuple[bytes, list[Leaf], int], ids: Sequence[bytes]) -> Joined:
         self._add(body[0])
         for leaf in body[1]:
             if isinstance(leaf, bytes):
                 self._add(leaf)
             else:
                 self._piece(_nth(ids, leaf))
-        return b"".join(self._parts), tuple(self._holes)
+        holes = () if self._resolves else tuple(each.at for each in self._leaves if each.at is not None)
+        return Joined(b"".join(self._parts), holes, self._leaves)
+
+    def _leaf(self, at: int, piece_id: bytes, size: int) -> None:
+        self._leaves.append(LargeLeaf(at=at, piece_id=piece_id, size_bytes=size))
 
     def _add(self, data: bytes | memoryview) -> None:
         self._parts.append(data)
@@ -622,16 +711,17 @@ class _Joiner:
         elif opened.children is not None:
             for child in opened.children:
                 self._piece(child)
-        elif opened.kind == LEAF and not self._resolves:
-            self._holes.append(self._length)
-            self._add(placeholder(piece_id, opened.size))
+        elif opened.kind == LEAF:
+            self._leaf(self._length, piece_id, opened.size)
+            self._add(_content(opened) if self._resolves else placeholder(piece_id, opened.size))
         else:
             self._add(_content(opened))
 
     def _composite(self, opened: Opened) -> None:
         content, holes = read_composite(_content(opened))
         if not self._resolves:
-            self._holes.extend(self._length + at for at in holes)
+            for at in holes:
+                self._leaf(self._length + at, *_placeholder_at(content, at))
             self._add(content)
             return
         view = memoryview(content)
@@ -642,6 +732,7 @@ class _Joiner:
             if leaf.kind != LEAF or leaf.size != size:
                 raise IntegrityFailure("a piece is not what its placeholder says")
             self._add(view[at:hole])
+            self._leaf(self._length, piece_id, size)
             self._add(_content(leaf))
             at = hole + PLACEHOLDER_BYTES
         self._add(view[at:])
@@ -686,6 +777,11 @@ def piece_ids_of(body: Body, ids: Sequence[bytes]) -> list[bytes]:
     return [_nth(ids, leaf) for leaf in body[1] if isinstance(leaf, int)]
 
 
+def holds_list(body: Body) -> bool:
+    """Whether a body was cut as a msgpack list, or is exactly one."""
+    return list_bounds(body) is not None if isinstance(body, bytes) else _is_list(body[0])
+
+
 def list_count(header: bytes) -> int:
     """How many elements the msgpack list header at the beginning announces."""
     first = header[0]
@@ -702,6 +798,11 @@ def list_header(count: int) -> bytes:
 def _is_list(data: bytes) -> bool:
     first = data[0] if data else 0
     return 0x90 <= first <= 0x9F or first in {0xDC, 0xDD}
+
+
+def to_cut(value: Value) -> Iterator[bytes]:
+    """A value as `is_long_to_cut` takes it: eight times, where the places of its placeholders have to be found."""
+    yield from [value.data] * (8 if value.holes else 1)
 
 
 def is_long_to_cut(values: Iterable[bytes]) -> bool:

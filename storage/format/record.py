@@ -33,6 +33,8 @@ from storage.format.chain import (
     write_member,
 )
 from storage.format.key_versions import check_key_version
+from storage.format.leaf_notes import decode as decode_notes
+from storage.format.leaf_notes import with_notes
 from storage.format.manifest import (
     CheckpointColumns,
     Manifest,
@@ -44,16 +46,17 @@ from storage.format.manifest import (
     encode,
 )
 from storage.format.pieces import (
+    COMPOSITE,
     LEAF,
+    LEAF_SHOWN_BYTES,
     BlobChunk,
     Body,
     Opened,
     Piece,
-    join,
-    join_holed,
     joined_bytes,
     open_content,
     open_piece,
+    put_together,
     unpack_ids,
 )
 from storage.model import Channel, Checkpoint, PendingWrite, Value
@@ -260,12 +263,13 @@ class PieceReader:
             self._take(missing)
             self._taken += missing
 
-    def size_of(self, body: Body, ids: Sequence[bytes]) -> int:
-        """About how long a value will be, put together."""
-        return joined_bytes(body, ids, self.look_up, refs=self.refs)
+    def size_of(self, body: Body, ids: Sequence[bytes], leaves: Body | None = None) -> int:
+        """About how long a value will be, put together, with what is said of its large leaves."""
+        noted = 0 if leaves is None else joined_bytes(leaves, ids, self.look_up, refs=self.refs)
+        return noted + joined_bytes(body, ids, self.look_up, refs=self.refs)
 
-    def value(self, encoding: str, body: Body, ids: Sequence[bytes]) -> Value:
-        """A value, put together.
+    def value(self, encoding: str, body: Body, ids: Sequence[bytes], leaves: Body | None = None) -> Value:
+        """A value, put together; ``leaves``: what is said of its large leaves.
 
         Raises:
             IntegrityFailure: as `join`.
@@ -273,18 +277,21 @@ class PieceReader:
         """
         before = self._bytes
         look_up = self.look_up if self._bytes_max is None else self._counted
-        if self.refs:
-            data, holes = join_holed(body, ids, look_up)
-        else:
-            data, holes = join(body, ids, look_up), ()
+        joined = put_together(body, ids, look_up, refs=self.refs)
+        notes = None if leaves is None else put_together(leaves, ids, look_up, refs=self.refs).data
         self._bytes = before
-        self._count(len(data))
-        return Value(encoding, data, holes)
+        self._count(len(joined.data) + len(notes or b"") + LEAF_SHOWN_BYTES * len(joined.leaves))
+        known = with_notes(joined.leaves, () if notes is None else decode_notes(notes))
+        return Value(encoding, joined.data, joined.holes, known)
 
     def _counted(self, piece_id: bytes) -> Opened:
         """As `look_up`, for a value that is being put together: what is too long is not even gathered."""
         opened = self.look_up(piece_id)
-        if opened.children is None and not (self.refs and opened.kind == LEAF):
+        if opened.kind == LEAF:
+            self._count(LEAF_SHOWN_BYTES + (0 if self.refs else opened.size))
+        elif self.refs and opened.kind == COMPOSITE:
+            self._count(LEAF_SHOWN_BYTES * len(opened.children or ()))
+        elif opened.children is None:
             self._count(opened.size)
         return opened
 
@@ -363,7 +370,8 @@ class OpenedCheckpoint(msgspec.Struct, frozen=True):
         """One channel's value, or None if the checkpoint does not hold it."""
         for channel in self.manifest.channels:
             if channel.name == name:
-                return Channel(version=channel.version, value=reader.value(channel.encoding, channel.body, self.ids))
+                value = reader.value(channel.encoding, channel.body, self.ids, channel.leaves)
+                return Channel(version=channel.version, value=value)
         return None
 
     def value(self, reader: PieceReader | None, writes: list[PendingWrite] | None) -> Checkpoint:
@@ -373,7 +381,7 @@ class OpenedCheckpoint(msgspec.Struct, frozen=True):
         if reader is not None:
             ids = self.ids
             channels = {
-                each.name: Channel(version=each.version, value=reader.value(each.encoding, each.body, ids))
+                each.name: Channel(version=each.version, value=reader.value(each.encoding, each.body, ids, each.leaves))
                 for each in manifest.channels
             }
         return Checkpoint(
@@ -487,7 +495,7 @@ class OpenedWrite:
             channel=columns.channel,
             state_schema=columns.state_schema,
             state_version=columns.state_version,
-            value=reader.value(self.record.encoding, self.record.body, self.ids),
+            value=reader.value(self.record.encoding, self.record.body, self.ids, self.record.leaves),
         )
 
 

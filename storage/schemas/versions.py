@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from storage.errors import InvalidState, StateSchemaMismatch, Unfinished
+from storage.format.leaf_notes import moved
 from storage.format.manifest import CheckpointColumns
 from storage.format.pieces import list_bounds, list_header
 from storage.model import Channel, ChannelValue, ChannelVersion, Checkpoint, FullState, Patch, PendingWrite, Value
@@ -193,5 +194,8 @@ def patched(checkpoint: Checkpoint, patch: Patch) -> FullState:
         if bounds is None:
             raise InvalidState(f"channel {name!r} is not a list", f"/changes/append/{name}")
         data = list_header(len(bounds) - 1 + len(elements)) + before.data[bounds[0] :] + b"".join(elements)
-        channels[name] = ChannelValue(None, Value("msgpack", data))
+        # Where they stand is the same; the elements' count is not, and so not the bytes before them.
+        said = tuple(replace(each, at=None) for each in before.leaves)
+        said += moved(patch.leaves.get(name, ()), len(bounds) - 1, 0)
+        channels[name] = ChannelValue(None, Value("msgpack", data, leaves=said))
     return FullState(channels)

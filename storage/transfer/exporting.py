@@ -603,7 +603,7 @@ class _Emission:
                     columns.namespace, columns.checkpoint_id, columns.task_id, columns.idx, columns.task_path,
                     columns.channel, columns.status, columns.created_at, self._numbered(opened.ids),  # type: ignore[arg-type]
                     columns.named_ids, columns.state_schema, columns.state_version, opened.record.encoding,
-                    opened.record.body,
+                    opened.record.body, opened.record.leaves,
                 )
             )  # fmt: skip
 

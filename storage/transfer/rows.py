@@ -181,12 +181,12 @@ class Staging:
             refuse("the export names a piece that did not come before")
         return bytes(self._ids[number * PIECE_ID_BYTES : (number + 1) * PIECE_ID_BYTES])
 
-    def _packed(self, numbers: Sequence[int], bodies: Sequence[Body]) -> bytes:
+    def _packed(self, numbers: Sequence[int], bodies: Sequence[Body | None]) -> bytes:
         """The ``piece_ids`` of a row, after its values were compared with them."""
         ids = [self._id(each) for each in numbers]
         try:
             for body in bodies:
-                piece_ids_of(body, ids)
+                piece_ids_of(b"" if body is None else body, ids)
         except IntegrityFailure:
             refuse("a value of the export names a piece that it does not have")
         return b"".join(ids)
@@ -211,7 +211,7 @@ class Staging:
         for name in (record.checkpoint_id, record.task_id):
             checked(check_id, name, "id")
         self._named(record.named_ids)
-        self._staged.writes.add(encode(record), self._packed(record.pieces, [record.body]))
+        self._staged.writes.add(encode(record), self._packed(record.pieces, [record.body, record.leaves]))
 
     def checkpoint(self, record: CheckpointRecord) -> None:
         """A checkpoint.
@@ -229,7 +229,8 @@ class Staging:
         self._newest[record.namespace] = record.checkpoint_id
         self._named(record.named_ids, *(each.artifacts for each in record.channels))
         self._staged.checkpoints.add(
-            encode(record), self._packed(record.pieces, [each.body for each in record.channels])
+            encode(record),
+            self._packed(record.pieces, [body for each in record.channels for body in (each.body, each.leaves)]),
         )
 
     def end(self, record: Ending, digest: bytes) -> None:
@@ -433,7 +434,7 @@ async def _add_writes(transaction: Transaction, sealer: Sealer, staged: Staged) 
             state_schema=record.state_schema,
             state_version=record.state_version,
         )
-        sealed = seal_write(sealer, columns, WriteRecord(FORMAT, record.encoding, record.body))
+        sealed = seal_write(sealer, columns, WriteRecord(FORMAT, record.encoding, record.body, record.leaves))
         written.add(columns.namespace, columns.checkpoint_id, sealed.mac)
         values = {"value": sealed.envelope, "member": sealed.member, "key_version": sealer.active_key_version}
         batch.append({**msgspec.structs.asdict(columns), **values})

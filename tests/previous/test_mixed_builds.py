@@ -327,6 +327,41 @@ def test_pages_and_heads_of_one_build_are_gone_on_from_in_the_other(builds: Any,
             assert page[name] != after[name] != []
 
 
+def test_what_is_said_of_large_values_is_passed_over_by_the_earlier_build(both: Any, subject: str) -> None:
+    path = f"/v1/threads/t-{uuid4()}/checkpoints"
+    preview = b64encode(b"p" * 4096).decode()
+    shots = [str(number) + "x" * 70_000 for number in range(6)]
+    said = [{"path": f"/{number}", "media_type": "image/png", "preview": preview} for number in range(6)]
+    with client_of(both[NEW], subject) as new, client_of(both[OLD], subject) as old:
+        body = {
+            "state": {"shots": shots},
+            "state_leaves": {"shots": said},
+            "checkpoint_id": "1f0c0000-0000-6000-8000-000000000001",
+        }
+        assert new.post(path, json=body).status_code == 201
+        del body["state_leaves"]
+        for client in (old, new):
+            name = "id" if client is old else "checkpoint_id"
+            answer = client.post(path, json={"state": body["state"], name: body["checkpoint_id"]})
+            assert answer.status_code == 200, answer.text  # the same save
+            assert ok(client.get(f"{path}/latest?view=state"))["state"] == {"shots": shots}
+        assert [each["preview"] for each in ok(new.get(f"{path}/latest?view=state"))["state_leaves"]["shots"]] == [
+            preview
+        ] * 6
+        for client in (old, new):
+            head = client.get(f"{path}/latest").headers["etag"]
+            shots.append(f"{len(shots)}" + "y" * 70_000)
+            changes = {"append": {"shots": shots[-1:]}}
+            answer = client.post(path, json={"changes": changes}, headers={"If-Match": head})
+            assert answer.status_code == 201, answer.text
+            for each in (old, new):
+                assert ok(each.get(f"{path}/latest?view=state"))["state"] == {"shots": shots}
+        leaves = ok(new.get(f"{path}/latest?view=state"))["state_leaves"]["shots"]
+        # What the earlier build carried on has lost what was said; what came since is known.
+        assert [each.get("path") for each in leaves] == [None] * 7 + ["/7"]
+        sound(path.split("/")[3], new, old)
+
+
 def test_a_thread_under_a_clients_share_is_one_for_both(builds: Any, subject: str) -> None:
     first, second = builds
     share = {"Stateroom-Client-Share": b64encode(secrets.token_bytes(32)).decode()}

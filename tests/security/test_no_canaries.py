@@ -70,7 +70,8 @@ def _use(client: httpx.Client, words: dict[str, str], control: str) -> tuple[Thr
     """A run of an agent, with every sort of refusal in between."""
     saves = f"/v1/threads/{control}/checkpoints"
     body = {
-        "state": {words["channel"]: words["state"], "long": [words["long"] * 300] * 4},
+        "state": {words["channel"]: words["state"], "long": [words["long"] * 300] * 4, "large": control * 1000},
+        "state_leaves": {"large": [{"path": "", "preview": base64.b64encode(words["preview"].encode()).decode()}]},
         "metadata": {words["metadata_name"]: words["metadata"]},
         "agent": control,
         "run_id": "run-1",
@@ -96,6 +97,7 @@ def _use(client: httpx.Client, words: dict[str, str], control: str) -> tuple[Thr
         client.post(saves, json={"state": {"a": bad}}, headers={"Idempotency-Key": "once"}),
         client.post(saves, json={"state": {"a": bad}}, headers={"If-None-Match": bad}),
         client.post(saves, json={"changes": {"append": {"long": [bad]}}}),
+        client.post(saves, json={"state": {"a": 1}, "state_leaves": {"a": [{"path": bad, "preview": bad}]}}),
         client.post(f"{saves}/c/writes/w", json={"writes": [{"channel": bad, "idx": bad, "value": bad}]}),
         client.get(f"/v1/threads/%00{bad}"),
         client.get(f"/v1/{bad}"),
@@ -129,7 +131,7 @@ async def run() -> Run:
 
 
 async def _run(gateway: GatewayProcess) -> Run:
-    names = ["channel", "state", "long", "metadata_name", "metadata", "write", "refused", "wrong_key"]
+    names = ["channel", "state", "long", "metadata_name", "metadata", "write", "preview", "refused", "wrong_key"]
     words = {name: _word(name) for name in names}
     control, compressed = _word("control"), _word("compressed")
     tenancy = Tenancy(gateway)
@@ -179,7 +181,7 @@ async def _run(gateway: GatewayProcess) -> Run:
 
 def test_logs_and_problems_hold_no_secret(run: Run) -> None:
     assert {"data.log", "postgres.log"} <= run.texts.keys()
-    assert b"integrity-failure" in run.texts["answer 23"]
+    assert b"integrity-failure" in run.texts["answer 24"]
     assert b'"event":"request"' in run.texts["data.log"]
     found = [(name, where) for name, secret in run.secrets.items() for where, text in run.texts.items()
              if holds(text, secret)]  # fmt: skip

@@ -219,6 +219,10 @@ async def test_forged_records_with_true_digests_are_refused(here, there, scope, 
         "a value of a piece it does not have": replaced(
             records, checkpoint, channels=[ChannelRecord("c", None, "msgpack", (b"", [77], 1))]
         ),
+        "notes of a piece it does not have": replaced(
+            records, checkpoint, channels=[ChannelRecord("c", None, "msgpack", b"\x01", leaves=(b"", [77], 1))]
+        ),
+        "notes of a write of a piece it does not have": replaced(records, pending, leaves=(b"", [77], 1)),
         "a file that is not here": replaced(records, checkpoint, named_ids=uuid4().bytes),
         "a file in a channel that is not here": replaced(
             records, checkpoint, channels=[ChannelRecord("c", None, "msgpack", b"\x01", uuid4().bytes)]

@@ -24,7 +24,7 @@ from gateway.admission import limits
 from gateway.authentication.api_keys import generate
 from gateway.http.exchange import VERSION_SCHEMAS_MAX
 from storage.access.offload import RESOLVED_BYTES_MAX
-from storage.format.pieces import HOLES_MAX
+from storage.format.pieces import HOLES_MAX, LEAF_SHOWN_BYTES
 from storage.keys.key_seals import Pepper, Peppers
 from storage.service import Store
 from storage.threads.links import ANCESTORS_MAX
@@ -208,7 +208,7 @@ def previews(tenant: Tenant, declared: Declared) -> list[Line]:
 
 def placeholders(tenant: Tenant, declared: Declared) -> list[Line]:
     """A small body of as many placeholders as there may be, of one leaf: as large an answer as there may be."""
-    size = RESOLVED_BYTES_MAX // HOLES_MAX - 200
+    size = RESOLVED_BYTES_MAX // HOLES_MAX - LEAF_SHOWN_BYTES - 200
     sent = tenant.send("POST", "/v1/threads/t/pieces", content=_leaf(size), headers={"Content-Type": JSON}).json()
     encoded = len(msgpack.packb("a" * size))
     placeholder = msgpack.ExtType(0x68, base64.b64decode(sent["piece"]) + encoded.to_bytes(8, "big"))
@@ -219,6 +219,28 @@ def placeholders(tenant: Tenant, declared: Declared) -> list[Line]:
     loads = [tenant.raw("GET", f"{SAVE.format('t')}/latest", accept=accept) for accept in (JSON, MSGPACK)]
     tenant.send("POST", SAVE.format("t"), content=msgpack.packb(body), headers={"Content-Type": MSGPACK})
     return [Line(EVERYBODY // 3, [each]) for each in (save, *loads)]
+
+
+def described(tenant: Tenant, declared: Declared) -> list[Line]:
+    """As many placeholders of a small leaf as a body has room for, each with a preview and below a long name."""
+    sent = tenant.send("POST", "/v1/threads/t/pieces", content=_leaf(40), headers={"Content-Type": JSON}).json()
+    placeholder = msgpack.ExtType(0x68, base64.b64decode(sent["piece"]) + (42).to_bytes(8, "big"))
+    each, count = len(msgpack.packb(placeholder)), VALUES // 8 // 3
+    value = {"n" * 240: [placeholder] * count}
+    begin = len(msgpack.packb(value)) - each * count
+    offsets = [begin + each * n for n in range(count)]
+    preview = bytes(limits.PREVIEWS_BYTES_MAX // count // 3)
+    leaves = [{"at": at, "preview": preview} for at in offsets]
+    names = ("a", "b", "c")
+    body = {
+        "state": dict.fromkeys(names, value),
+        "state_holes": dict.fromkeys(names, offsets),
+        "state_leaves": dict.fromkeys(names, leaves),
+    }
+    tenant.send("POST", SAVE.format("t"), content=msgpack.packb(body), headers={"Content-Type": MSGPACK})
+    save = tenant.raw("POST", SAVE.format("t"), msgpack.packb(body), media_type=MSGPACK)
+    loads = [tenant.raw("GET", f"{SAVE.format('t')}/latest?pieces=refs", accept=accept) for accept in (JSON, MSGPACK)]
+    return [Line(LARGE_AT_ONCE, [each]) for each in (save, *loads)]
 
 
 def nothing(tenant: Tenant, declared: Declared) -> list[Line]:
@@ -634,6 +656,10 @@ CASES: dict[str, Case] = {
         shares="policies",
     ),
     "placeholders": Case("42 save 10,000 placeholders of one leaf, 84 load what they stand for", placeholders),
+    "described": Case(
+        "3 save 25,000 placeholders of a small leaf, each with a preview and below a long name, 6 load them",
+        described,
+    ),
     "filtered": Case(
         "128 pages of which a filter of metadata looks at all and finds nothing",
         pages(heavy_history, "filter=" + quote('{"b":1}'), SAVE.format("t")),
@@ -838,6 +864,7 @@ LIMITS: dict[str, str] = {
     "VERSION_SCHEMAS_MAX": "long queries",
     "ID_BYTES_MAX": "list_subjects",
     "HOLES_MAX": "placeholders",
+    "PREVIEWS_BYTES_MAX": "described",
     "RESOLVED_BYTES_MAX": "placeholders",
     "LIST_ELEMENTS_MAX": "appended",
     "KEPT_BYTES_MAX": "compact_thread",

@@ -6,6 +6,7 @@ not load or save.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from gateway.bodies.scanning import Format, Values, scan
 from gateway.http.exchange import Exchange
 from gateway.problems import InvalidRequest, pointer
 from gateway.routes.checkpoints.inlining import shown_values
+from gateway.routes.checkpoints.leaves import Said, leaves_out
 from gateway.wire.problems import Fault
 from storage import model
 from storage.encoding import decode_json, encode_json, encode_msgpack
@@ -96,29 +98,46 @@ def _content(
     forms = [form for form in ("state", "changes", "channels") if getattr(request, form) is not UNSET]
     if len(forms) != 1:
         raise InvalidRequest(Fault(detail="send exactly one of state, changes and channels", pointer=""))
-    for channel in request.state_holes:
-        if request.state is UNSET or channel not in request.state:
-            raise InvalidState("placeholders of a channel that is not in state", pointer("state_holes", channel))
+    for member in ("state_holes", "state_leaves"):
+        for channel in getattr(request, member):
+            if request.state is UNSET or channel not in request.state:
+                raise InvalidState("must name a channel that is in state", pointer(member, channel))
+    said = Said()
     if request.state is not UNSET:
-        _check_count(len(request.state), "/state")
-        state: dict[str, model.ChannelValue] = {}
-        for channel, raw in request.state.items():
-            where = pointer("state", channel)
-            holes = request.state_holes.get(channel, ())
-            value = yield from holed_in(name, raw, holes, where)
-            state[_check_public(channel, "state", channel)] = model.ChannelValue(None, value)
-            if len(state) % _SLICE_CHANNELS == 0:
-                yield
-        return model.FullState(state)
+        return (yield from _state(request, request.state, name, said))
     if request.channels is not UNSET:
         _check_count(len(request.channels), "/channels")
         channels: dict[str, model.ChannelValue] = {}
         for channel, sent in request.channels.items():
-            channels[_check_name(channel, "channels", channel)] = _channel(sent, channel)
+            leaves = yield from said.read(sent.leaves, pointer("channels", channel, "leaves"), by_offset=True)
+            channels[_check_name(channel, "channels", channel)] = _channel(sent, channel, leaves)
             yield from _counted(channels[channel].value, values)
         return model.FullState(channels, root="/channels")
     assert request.changes is not UNSET  # noqa: S101  for the type checker: one of the three is given
-    return (yield from _patch(request.changes, name))
+    return (yield from _patch(request.changes, name, said))
+
+
+def _state(
+    request: wire.checkpoints.SaveRequest, sent: dict[str, Raw], name: Format, said: Said
+) -> Work[model.FullState]:
+    _check_count(len(sent), "/state")
+    state: dict[str, model.ChannelValue] = {}
+    for channel, raw in sent.items():
+        value = yield from holed_in(name, raw, request.state_holes.get(channel, ()), pointer("state", channel))
+        if leaves := request.state_leaves.get(channel):
+            value = yield from _described(value, raw, leaves, name, said, pointer("state_leaves", channel))
+        state[_check_public(channel, "state", channel)] = model.ChannelValue(None, value)
+        if len(state) % _SLICE_CHANNELS == 0:
+            yield
+    return model.FullState(state)
+
+
+def _described(
+    value: Value, raw: Raw, sent: Sequence[wire.checkpoints.LeafIn], name: Format, said: Said, where: str
+) -> Work[Value]:
+    """A value that came as ``raw``, with what is said of its large leaves at ``where``."""
+    is_as_sent = name == "msgpack" and len(value.data) == len(raw)
+    return replace(value, leaves=(yield from said.read(sent, where, by_offset=is_as_sent)))
 
 
 def _counted(value: Value | None, values: Values) -> Work[None]:
@@ -131,9 +150,9 @@ def _counted(value: Value | None, values: Values) -> Work[None]:
         yield from scan("json" if value.encoding == "json" else "msgpack", value.data, values, depth_max=None)
 
 
-def _channel(sent: wire.checkpoints.ChannelIn, channel: str) -> model.ChannelValue:
+def _channel(sent: wire.checkpoints.ChannelIn, channel: str, leaves: tuple[model.LargeLeaf, ...]) -> model.ChannelValue:
     version = _check_version(sent.version, channel, "version")
-    value = None if sent.data is UNSET else Value(sent.encoding, sent.data, tuple(sent.holes))
+    value = None if sent.data is UNSET else Value(sent.encoding, sent.data, tuple(sent.holes), leaves)
     if sent.append_to is UNSET:
         return model.ChannelValue(version, value)
     where = pointer("channels", channel, "append_to")
@@ -148,19 +167,32 @@ def _check_version(version: wire.base.Version | None, channel: str, member: str)
     return version
 
 
-def _patch(changes: wire.checkpoints.Changes, name: Format) -> Work[model.Patch]:
+def _patch(changes: wire.checkpoints.Changes, name: Format, said: Said) -> Work[model.Patch]:
     _check_count(len(changes.set) + len(changes.append) + len(changes.remove), "/changes")
     patch = model.Patch(
         set={},
         append={_check_public(channel, "changes", "append", channel): [] for channel in changes.append},
         remove=[_check_public(channel, "changes", "remove", index) for index, channel in enumerate(changes.remove)],
     )
+    for channel in changes.leaves:
+        if channel not in changes.set and channel not in changes.append:
+            raise InvalidState(
+                "leaves of a channel that is not in set or append", pointer("changes", "leaves", channel)
+            )
     for number, (channel, raw) in enumerate(changes.set.items()):
         _check_public(channel, "changes", "set", channel)
-        patch.set[channel] = yield from value_in(name, raw, pointer("changes", "set", channel))
+        value = yield from value_in(name, raw, pointer("changes", "set", channel))
+        if channel in changes.leaves and channel not in changes.append:
+            sent, where = changes.leaves[channel], pointer("changes", "leaves", channel)
+            value = yield from _described(value, raw, sent, name, said, where)
+        patch.set[channel] = value
         if number % _SLICE_CHANNELS == 0:
             yield
     for channel, elements in changes.append.items():
+        where = pointer("changes", "leaves", channel)
+        leaves = yield from said.read(changes.leaves.get(channel, ()), where, by_offset=False)
+        if leaves:
+            patch.leaves[channel] = leaves
         for index, raw in enumerate(elements):
             where = pointer("changes", "append", channel, index)
             patch.append[channel].append((yield from element_in(name, raw, where)))
@@ -252,23 +284,28 @@ def in_utc(moment: datetime | None, parameter: str) -> datetime | None:
 def writes_in(request: wire.checkpoints.WritesRequest, name: Format, values: Values) -> Work[list[model.NewWrite]]:
     """The pending writes of a body."""
     writes: list[model.NewWrite] = []
+    said = Said()
     for index, sent in enumerate(request.writes):
-        writes.append((yield from _new_write(sent, index, name, values)))
+        writes.append((yield from _new_write(sent, index, name, values, said)))
         if len(writes) % _SLICE_CHANNELS == 0:
             yield
     return writes
 
 
-def _new_write(sent: wire.checkpoints.WriteIn, index: int, name: Format, values: Values) -> Work[model.NewWrite]:
+def _new_write(
+    sent: wire.checkpoints.WriteIn, index: int, name: Format, values: Values, said: Said
+) -> Work[model.NewWrite]:
     where = pointer("writes", index)
     _check_name(sent.channel, "writes", index, "channel")
     if (sent.value is UNSET) == (sent.data is UNSET) or (sent.value is not UNSET and sent.encoding is not UNSET):
         raise InvalidState("send either value, or encoding and data", where)
     if sent.value is not UNSET:
         value = yield from value_in(name, sent.value, f"{where}/value")
+        value = yield from _described(value, sent.value, sent.leaves, name, said, f"{where}/leaves")
     else:
         encoding = "msgpack" if sent.encoding is UNSET else sent.encoding
-        value = Value(encoding, b"" if sent.data is UNSET else sent.data, tuple(sent.holes))
+        leaves = yield from said.read(sent.leaves, f"{where}/leaves", by_offset=True)
+        value = Value(encoding, b"" if sent.data is UNSET else sent.data, tuple(sent.holes), leaves)
         yield from _counted(value, values)
     return model.NewWrite(idx=sent.idx, channel=sent.channel, value=value)
 
@@ -307,7 +344,7 @@ def compaction_in(
 
 
 def write_out(write: model.PendingWrite, view: wire.base.View, name: Format) -> Work[wire.checkpoints.WriteOut]:
-    """A pending write as it is shown in ``view``."""
+    """A pending write as it is shown in ``view``, without what is known of its large leaves."""
     shown = wire.checkpoints.WriteOut(
         task_id=write.task_id, idx=write.idx, channel=write.channel, task_path=write.task_path
     )
@@ -323,10 +360,28 @@ def write_out(write: model.PendingWrite, view: wire.base.View, name: Format) -> 
     return shown
 
 
-def _channel_out(channel: model.Channel) -> wire.checkpoints.ChannelOut:
+def _noted_write_out(write: model.PendingWrite, view: wire.base.View, name: Format) -> Work[wire.checkpoints.WriteOut]:
+    """A pending write as it is shown in ``view``."""
+    shown = yield from write_out(write, view, name)
+    if view != "none":
+        shown.leaves = yield from leaves_out(write.value, _before(write.value, shown.value, name))
+    return shown
+
+
+def _before(value: Value, raw: Raw | msgspec.UnsetType, name: Format) -> int | None:
+    """How many bytes stand before a value's own in what is shown of it; None: it is not shown as its bytes."""
+    if raw is UNSET:
+        return 0
+    return None if name == "json" else len(raw) - len(value.data)
+
+
+def _channel_out(channel: model.Channel) -> Work[wire.checkpoints.ChannelOut]:
     value = channel.value
     holes = list(value.holes) or UNSET
-    return wire.checkpoints.ChannelOut(version=channel.version, encoding=value.encoding, data=value.data, holes=holes)
+    leaves = yield from leaves_out(value)
+    return wire.checkpoints.ChannelOut(
+        version=channel.version, encoding=value.encoding, data=value.data, holes=holes, leaves=leaves
+    )
 
 
 async def checkpoints_out(
@@ -345,7 +400,7 @@ async def writes_out(
     """Pending writes as they are shown in ``view``, made in slices if they are large."""
     size_bytes = sum(len(write.value.data) for write in writes)
     return await exchange.reservation.run(
-        _each(writes, lambda write: write_out(write, view, exchange.format)), size_bytes
+        _each(writes, lambda write: _noted_write_out(write, view, exchange.format)), size_bytes
     )
 
 
@@ -356,12 +411,16 @@ async def histories_out(exchange: Exchange, histories: model.ChannelHistories) -
         channels={
             channel: wire.checkpoints.ChannelHistory(
                 writes=await writes_out(exchange, history.writes, "channels"),
-                seed=UNSET if history.seed is None else _channel_out(history.seed),
+                seed=UNSET if history.seed is None else await _seed_out(exchange, history.seed),
                 continues=history.continues,
             )
             for channel, history in histories.channels.items()
         },
     )
+
+
+async def _seed_out(exchange: Exchange, seed: model.Channel) -> wire.checkpoints.ChannelOut:
+    return await exchange.reservation.run(_channel_out(seed), len(seed.value.data))
 
 
 def _each(items: Iterable[T], show: Callable[[T], Work[R]]) -> Work[list[R]]:
@@ -378,6 +437,7 @@ def _checkpoint_out(
 ) -> Work[wire.checkpoints.Checkpoint]:
     state: dict[str, Raw] | msgspec.UnsetType = UNSET
     state_holes: dict[str, list[int]] | msgspec.UnsetType = UNSET
+    state_leaves: dict[str, list[wire.checkpoints.LeafOut]] | msgspec.UnsetType = UNSET
     channels: dict[str, wire.checkpoints.ChannelOut] | msgspec.UnsetType = UNSET
     writes: list[wire.checkpoints.WriteOut] | msgspec.UnsetType = UNSET
     if view != "none" and not checkpoint.withheld:
@@ -391,9 +451,17 @@ def _checkpoint_out(
                         yield
             holed = {channel: holes_out(held[channel].value, raw) for channel, raw in state.items()}
             state_holes = {channel: holes for channel, holes in holed.items() if holes} or UNSET
+            leaves = {}
+            for channel, raw in state.items():
+                value = held[channel].value
+                if (noted := (yield from leaves_out(value, _before(value, raw, name)))) is not UNSET:
+                    leaves[channel] = noted
+            state_leaves = leaves or UNSET
         else:
-            channels = {channel: _channel_out(stored) for channel, stored in held.items()}
-        writes = yield from _each(checkpoint.writes or (), lambda write: write_out(write, view, name))
+            channels = {}
+            for channel, stored in held.items():
+                channels[channel] = yield from _channel_out(stored)
+        writes = yield from _each(checkpoint.writes or (), lambda write: _noted_write_out(write, view, name))
     return wire.checkpoints.Checkpoint(
         thread_id=checkpoint.thread_id,
         namespace=checkpoint.namespace,
@@ -417,4 +485,5 @@ def _checkpoint_out(
         withheld=True if checkpoint.withheld else UNSET,
         damaged=True if checkpoint.damaged else UNSET,
         state_holes=state_holes,
+        state_leaves=state_leaves,
     )

@@ -230,6 +230,8 @@ async def test_everything_a_plain_thread_holds_is_there_again(production, tests)
         here = [await other.thread("plain").at(each.checkpoint_id) async for each in other.thread("plain").history()]
     for one, loaded in zip(there, here, strict=True):
         one.created_at = loaded.created_at
+        for value in (*one.large_values.values(), *loaded.large_values.values()):
+            value.piece = b""  # under the keys of either subject
         assert one == loaded
     assert (here[0].model, here[0].usage, here[0].pending_writes[0].value) == (model, usage, 3)
     for one, loaded in zip(fixture.steps, again.steps, strict=True):

@@ -12,6 +12,7 @@ from storage.format.pieces import (
     CUT_BESIDE_BYTES_MIN,
     CUT_BESIDE_ELEMENTS_MIN,
     LEAF,
+    LEAF_SHOWN_BYTES,
     SEGMENT,
     Cutter,
     Opened,
@@ -61,8 +62,8 @@ def test_pieces_that_are_at_hand_are_taken_as_they_are():
 def test_how_long_a_value_will_be_is_known_before_it_is_put_together():
     look_up = look_up_own({IDS[0]: bytes((SEGMENT,)) + b"content", IDS[2]: bytes((LEAF,)) + b"x" * 1000})
     assert joined_bytes(b"inline", IDS, look_up, refs=False) == 6
-    assert joined_bytes(LIST, IDS, look_up, refs=False) == 1 + 7 + 1 + 1000
-    assert joined_bytes(LIST, IDS, look_up, refs=True) == 1 + 7 + 1 + len(placeholder(IDS[2], 1000))
+    assert joined_bytes(LIST, IDS, look_up, refs=False) == 1 + 7 + 1 + 1000 + LEAF_SHOWN_BYTES
+    assert joined_bytes(LIST, IDS, look_up, refs=True) == 1 + 7 + 1 + len(placeholder(IDS[2], 1000)) + LEAF_SHOWN_BYTES
 
 
 @pytest.mark.parametrize(

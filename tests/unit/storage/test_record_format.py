@@ -18,7 +18,7 @@ from storage.errors import (
 from storage.format.chain import write_mac
 from storage.format.leaves import PLACEHOLDER_BYTES
 from storage.format.manifest import ChannelRecord, CheckpointColumns, Manifest, WriteColumns, WriteRecord
-from storage.format.pieces import LEAF, BlobChunk, Cutter
+from storage.format.pieces import LEAF, LEAF_SHOWN_BYTES, BlobChunk, Cutter
 from storage.format.record import (
     CheckpointRow,
     PieceReader,
@@ -258,7 +258,7 @@ def test_what_is_in_a_blob_is_fetched_counted_and_compared(sealer):
     reader.take({leaf.piece_id: leaf.plaintext[1:]})
     assert reader.in_blobs() == {}
     assert reader.value("msgpack", body, ids) == value
-    assert sum(taken) == len(value.data)
+    assert sum(taken) == len(value.data) + LEAF_SHOWN_BYTES
 
 
 def test_a_large_leaf_stays_a_placeholder_for_who_asks_for_references(sealer):
@@ -268,7 +268,8 @@ def test_a_large_leaf_stays_a_placeholder_for_who_asks_for_references(sealer):
     assert reader.in_blobs() == {}
     shown = reader.value("msgpack", body, ids)
     assert len(shown.holes) == 1
-    assert len(shown.data) == len(value.data) - leaf.size + PLACEHOLDER_BYTES == reader.size_of(body, ids)
+    assert len(shown.data) == len(value.data) - leaf.size + PLACEHOLDER_BYTES
+    assert reader.size_of(body, ids) == len(shown.data) + LEAF_SHOWN_BYTES
     assert leaf.piece_id not in reader.plaintexts()
 
 

@@ -37,6 +37,7 @@ from stateroom.types import (
     CheckpointOptions,
     CopyReceipt,
     Head,
+    LargeValue,
     LongList,
     MaybeSummary,
     RemovalReceipt,
@@ -551,6 +552,20 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
         steps = self._at(pinned, checkpoint_id, resolve_artifacts=resolve_artifacts)
         return await self._client.drive(steps, pinned)
 
+    async def large_values(self, checkpoint_id: str | None = None) -> dict[str, LargeValue]:
+        """What the large values of a state are, by their paths in it, without fetching any of them.
+
+        Args:
+            checkpoint_id: Of which checkpoint; the newest, or the one a fork starts from, when left out.
+
+        Returns:
+            Those whose paths are known; none when the thread is new. ``load`` has the same as ``Head.large_values``.
+
+        Raises:
+            CheckpointNotFound: There is no such checkpoint.
+        """
+        return await self._client.drive(self._large_values(checkpoint_id))
+
     async def save(self, state: StateT, **options: Unpack[SaveOptions]) -> SaveReceipt:
         """Save a checkpoint; when this returns, it is durable.
 
@@ -570,7 +585,7 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
         refuse_unknown("save", options, SaveOptions)
         request = self._save_request(options, options.get("state_schema"), options.get("state_version"))
         pinned = self._client.pin()
-        return await self._client.drive(self._save(pinned, state, request), pinned)
+        return await self._client.drive(self._save(pinned, state, request, options), pinned)
 
     async def patch(
         self,

@@ -37,6 +37,7 @@ from stateroom.types import (
     CheckpointOptions,
     CopyReceipt,
     Head,
+    LargeValue,
     LongList,
     MaybeSummary,
     RemovalReceipt,
@@ -545,6 +546,20 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
         steps = self._at(pinned, checkpoint_id, resolve_artifacts=resolve_artifacts)
         return self._client.drive(steps, pinned)
 
+    def large_values(self, checkpoint_id: str | None = None) -> dict[str, LargeValue]:
+        """What the large values of a state are, by their paths in it, without fetching any of them.
+
+        Args:
+            checkpoint_id: Of which checkpoint; the newest, or the one a fork starts from, when left out.
+
+        Returns:
+            Those whose paths are known; none when the thread is new. ``load`` has the same as ``Head.large_values``.
+
+        Raises:
+            CheckpointNotFound: There is no such checkpoint.
+        """
+        return self._client.drive(self._large_values(checkpoint_id))
+
     def save(self, state: StateT, **options: Unpack[SaveOptions]) -> SaveReceipt:
         """Save a checkpoint; when this returns, it is durable.
 
@@ -564,7 +579,7 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
         refuse_unknown("save", options, SaveOptions)
         request = self._save_request(options, options.get("state_schema"), options.get("state_version"))
         pinned = self._client.pin()
-        return self._client.drive(self._save(pinned, state, request), pinned)
+        return self._client.drive(self._save(pinned, state, request, options), pinned)
 
     def patch(
         self,

@@ -49,6 +49,35 @@ class Usage(msgspec.Struct, kw_only=True, omit_defaults=True):
     cost_micros: int = 0
 
 
+class Preview(msgspec.Struct, frozen=True):
+    """What a save says of a large value, so that a load shows it without its content.
+
+    Attributes:
+        data: A thumbnail or the beginning of a text, at most 4 KiB; a ``str`` is cut to that.
+        media_type: What the value is, such as ``image/png``; guessed when left out.
+    """
+
+    data: bytes | str | None = None
+    media_type: str | None = None
+
+
+class LargeValue(msgspec.Struct, kw_only=True):
+    """A large string, binary or extension value of a state, which is stored beside it.
+
+    Attributes:
+        piece: Its keyed digest: equal for equal values of a subject, and of no use to anybody else.
+        size_bytes: Its size, with a MessagePack header of 5 bytes or so.
+        media_type: What it is, as its saver said; else ``text/plain``, ``application/octet-stream`` or
+            ``application/msgpack``. ``None``: not known.
+        preview: What its saver gave as a thumbnail or a summary.
+    """
+
+    piece: bytes
+    size_bytes: int
+    media_type: str | None = None
+    preview: bytes | None = None
+
+
 class CheckpointOptions(TypedDict, total=False):
     """What a save says about its checkpoint; each may be left out.
 
@@ -61,6 +90,8 @@ class CheckpointOptions(TypedDict, total=False):
         run_id: The run that makes it.
         source: What made it.
         checkpoint_id: An id of the caller's own; minted by the gateway when left out.
+        previews: What large values are, by their paths in the state (JSON pointers, such as ``/page/html``): a
+            ``Preview``, or only its data. What is said of a value is remembered, and said again with later saves of it.
     """
 
     status: Status
@@ -71,6 +102,7 @@ class CheckpointOptions(TypedDict, total=False):
     run_id: str | None
     source: str | None
     checkpoint_id: str | None
+    previews: Mapping[str, Preview | bytes | str] | None
 
 
 class SaveOptions(CheckpointOptions, total=False):
@@ -282,11 +314,13 @@ class Head(CheckpointInfo, Generic[StateT], kw_only=True):
         pending_writes: Writes made against it, in (task_path, task_id, idx) order.
         artifacts: With ``resolve_artifacts``: the artifacts that both name, by id (the first 1,000). The state itself
             holds the pointers, as ever.
+        large_values: The state's large values, by their paths in it, as far as those are known.
     """
 
     state: StateT
     pending_writes: list[PendingWrite] = []
     artifacts: dict[str, InlinedArtifact] = {}
+    large_values: dict[str, LargeValue] = {}
 
 
 class ThreadArchive(msgspec.Struct, kw_only=True):

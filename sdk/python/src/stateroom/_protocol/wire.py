@@ -26,6 +26,25 @@ Item_co = TypeVar("Item_co", covariant=True)
 Version = str | int | float
 
 
+class Leaf(Struct, kw_only=True, omit_defaults=True):
+    """What is said of a large leaf, at an offset in the value's bytes or at a path in it."""
+
+    at: int | UnsetType = UNSET
+    path: str | UnsetType = UNSET
+    media_type: str | None = None
+    preview: bytes | None = None
+
+
+class LeafOut(Struct, kw_only=True):
+    """What is known of a large leaf."""
+
+    piece: bytes
+    size_bytes: int
+    path: str | None = None
+    media_type: str | None = None
+    preview: bytes | None = None
+
+
 class ChannelIn(Struct, omit_defaults=True):
     """A channel to save; without ``data`` it is declared unchanged since the parent.
 
@@ -37,14 +56,16 @@ class ChannelIn(Struct, omit_defaults=True):
     data: bytes | UnsetType = UNSET
     holes: list[int] = []
     append_to: Version | UnsetType = UNSET
+    leaves: list[Leaf] = []
 
 
-class Changes(Struct):
+class Changes(Struct, omit_defaults=True):
     """A patch of the head's state."""
 
     set: dict[str, Any]
     append: dict[str, list[Any]]
     remove: list[str]
+    leaves: dict[str, list[Leaf]] = {}
 
 
 class SaveRequest(Struct, kw_only=True, omit_defaults=True):
@@ -69,6 +90,7 @@ class SaveRequest(Struct, kw_only=True, omit_defaults=True):
     delta_channels: list[str] = []
     fork: bool = False
     state_holes: dict[str, list[int]] = {}
+    state_leaves: dict[str, list[Leaf]] = {}
 
 
 class WriteIn(Struct, kw_only=True, omit_defaults=True):
@@ -81,6 +103,7 @@ class WriteIn(Struct, kw_only=True, omit_defaults=True):
     data: bytes | UnsetType = UNSET
     holes: list[int] = []
     value: Any = UNSET
+    leaves: list[Leaf] = []
 
 
 class WritesRequest(Struct, kw_only=True, omit_defaults=True):
@@ -114,6 +137,7 @@ class ChannelOut(Struct, kw_only=True):
     encoding: str
     data: bytes
     holes: list[int] = []
+    leaves: list[LeafOut] = []
 
 
 class _Write(Struct, kw_only=True):
@@ -122,6 +146,7 @@ class _Write(Struct, kw_only=True):
     channel: str
     task_path: str = ""
     holes: list[int] = []
+    leaves: list[LeafOut] = []
 
 
 class SerialisedWrite(_Write, kw_only=True):
@@ -156,6 +181,7 @@ class CheckpointWithState(CheckpointInfo, kw_only=True):
     state: dict[str, Any] = msgspec.field(default_factory=dict)
     pending_writes: list[PendingWrite] = msgspec.field(default_factory=list)
     artifacts: dict[str, InlinedArtifact] = msgspec.field(default_factory=dict)
+    state_leaves: dict[str, list[LeafOut]] = msgspec.field(default_factory=dict)
 
 
 class HoledWrite(_Write, kw_only=True):
@@ -169,6 +195,7 @@ class HoledCheckpoint(CheckpointInfo, kw_only=True):
 
     state: dict[str, Raw] = msgspec.field(default_factory=dict)
     state_holes: dict[str, list[int]] = msgspec.field(default_factory=dict)
+    state_leaves: dict[str, list[LeafOut]] = msgspec.field(default_factory=dict)
     pending_writes: list[HoledWrite] = msgspec.field(default_factory=list)
 
 

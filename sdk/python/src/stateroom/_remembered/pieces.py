@@ -14,7 +14,7 @@ import hashlib
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -27,6 +27,8 @@ from stateroom._protocol.wire import (
     ChannelOut,
     CheckpointWithState,
     HoledCheckpoint,
+    Leaf,
+    LeafOut,
     PieceContent,
     PieceReceipt,
     PieceRequest,
@@ -34,7 +36,8 @@ from stateroom._protocol.wire import (
     SerialisedWrite,
     WriteIn,
 )
-from stateroom.errors import GatewayUnavailable, PieceUnknown
+from stateroom._remembered.said import REQUEST_BYTES_MAX, SaidOfPieces, found_at, media_type_of
+from stateroom.errors import GatewayUnavailable, InvalidRequest, PieceUnknown
 from stateroom.types import CheckpointInfo, PendingWrite
 
 LEAF_BYTES_MIN = 64 * 1024
@@ -161,6 +164,9 @@ class PieceCache:
         self._content: OrderedDict[tuple[bytes, bytes], bytes] = OrderedDict()
         self._content_bytes = 0
         self._content_bytes_max = content_bytes_max
+        self._said = SaidOfPieces()
+        # Whether the gateway knows what may be said of leaves; it is asked by the first save that says something.
+        self.says = True
 
     def sent(self, name: bytes) -> bytes | None:
         """The piece id of a leaf that was sent."""
@@ -191,6 +197,16 @@ class PieceCache:
                 self._content.move_to_end((owner, piece_id))
             return content
 
+    def said(self, owner: bytes, piece_id: bytes) -> tuple[str | None, bytes | None]:
+        """The media type and the preview that somebody said a piece has."""
+        with self._lock.mine():
+            return self._said.of((owner, piece_id))
+
+    def note_said(self, owner: bytes, piece_id: bytes, media_type: str | None, preview: bytes | None) -> None:
+        """Remember what was said of a piece."""
+        with self._lock.mine():
+            self._said.note((owner, piece_id), media_type, preview)
+
     def keep_content(self, owner: bytes, piece_id: bytes, content: bytes) -> None:
         """Keep the content of a piece for a while."""
         with self._lock.mine():
@@ -218,8 +234,11 @@ def sending(
     thread_id: str,
     values: Sequence[ChannelIn | WriteIn],
     send: Callable[[], Steps[T]],
+    said_bytes: int = 0,
 ) -> Steps[T]:
     """Send values that may be large: upload the leaves that were not sent before, put placeholders in their place.
+
+    What is remembered of them is said of them, or else what they look like.
 
     Args:
         cache: What is remembered.
@@ -227,6 +246,7 @@ def sending(
         thread_id: The thread the values go to.
         values: Of the body that ``send`` sends; changed in place.
         send: Makes the request.
+        said_bytes: Of previews that ``send`` sends beside.
     """
     outgoing = [each for each in map(_outgoing, values) if each is not None]
     if not outgoing:
@@ -242,13 +262,45 @@ def sending(
         piece_ids = yield from _upload(cache, thread_id, leaves)
         for each in outgoing:
             _punch(each, piece_ids)
+        if cache.says:
+            _say(cache, owner_tag(pinned), outgoing, piece_ids, REQUEST_BYTES_MAX - said_bytes)
         try:
-            return (yield from send())
+            return (yield from _sent(cache, outgoing, send))
         except PieceUnknown:
             cache.forget_sent(leaves)
     for each in outgoing:  # pieces go as often as they come: send everything
-        each.target.data, each.target.holes = each.data, []
+        each.target.data, each.target.holes, each.target.leaves = each.data, [], []
     return (yield from send())
+
+
+def _sent(cache: PieceCache, outgoing: Sequence[_Outgoing], send: Callable[[], Steps[T]]) -> Steps[T]:
+    """Send, and to a gateway that is too old to know what is said of leaves, without that."""
+    try:
+        return (yield from send())
+    except InvalidRequest as refused:
+        unknown = {(each.pointer or "").rpartition("/")[2] for each in refused.errors} & {"leaves", "state_leaves"}
+        if not unknown or not any(each.target.leaves for each in outgoing):
+            raise
+    cache.says = False
+    for each in outgoing:
+        each.target.leaves = []
+    return (yield from send())
+
+
+def _say(
+    cache: PieceCache, owner: bytes, outgoing: Sequence[_Outgoing], piece_ids: Mapping[bytes, bytes], room: int
+) -> None:
+    """Say of each placeholder what is known of its leaf; previews as far as there is room, those of the last first."""
+    for each in reversed(outgoing):
+        view = memoryview(each.data)
+        said: list[Leaf] = []
+        for (start, end), name, hole in reversed(list(zip(each.leaves, each.names, each.target.holes, strict=True))):
+            media_type, preview = cache.said(owner, piece_ids[name])
+            room -= len(preview or b"")
+            if room < 0:
+                preview = None
+            said.append(Leaf(at=hole, media_type=media_type or media_type_of(view[start:end]), preview=preview))
+        each.target.leaves = said[::-1]
 
 
 def _place(pinned: Pinned, thread_id: str) -> bytes:
@@ -321,10 +373,14 @@ def receiving(
         thread_id: The thread the values come from.
         values: Changed in place.
     """
-    holed = [each for each in values if each.holes]
+    owner, place = owner_tag(pinned), _place(pinned, thread_id)
+    holed = []
+    for value in values:
+        _note(cache, owner, value.leaves)
+        if value.holes:
+            holed.append(value)
     if not holed:
         return
-    owner, place = owner_tag(pinned), _place(pinned, thread_id)
     wanted = dict(_placeholder(each, at) for each in holed for at in each.holes)
     contents: dict[bytes, bytes] = {}
     for piece_id in wanted:
@@ -352,6 +408,12 @@ def receiving(
         value.data, value.holes = b"".join(parts), []
 
 
+def _note(cache: PieceCache, owner: bytes, leaves: Iterable[LeafOut]) -> None:
+    """Remember what a load says of leaves."""
+    for each in leaves:
+        cache.note_said(owner, each.piece, each.media_type, each.preview)
+
+
 def sending_state(
     cache: PieceCache,
     pinned: Pinned,
@@ -359,6 +421,7 @@ def sending_state(
     state: dict[str, Any],
     request: SaveRequest,
     send: Callable[[], Steps[T]],
+    said: Mapping[str, list[Leaf]] | None = None,
 ) -> Steps[T]:
     """Send a plain state that may be large, as `sending` does.
 
@@ -371,7 +434,9 @@ def sending_state(
         state: The state.
         request: What ``send`` sends; given the state here.
         send: Makes the request.
+        said: What the caller says of large leaves, by channel and path.
     """
+    said = said or {}
     encoded = {name: encode_body(value) for name, value in state.items()}
     large: dict[str, ChannelIn] = {}
     if request.state_schema is None:
@@ -386,9 +451,19 @@ def sending_state(
         sent = {name: each.data for name, each in large.items() if isinstance(each.data, bytes)}
         request.state.update((name, msgspec.Raw(data)) for name, data in sent.items())
         request.state_holes = {name: each.holes for name, each in large.items() if each.holes}
+        leaves = {name: [*said.get(name, ()), *(large[name].leaves if name in large else ())] for name in encoded}
+        request.state_leaves = {name: each for name, each in leaves.items() if each}
         return send()
 
-    return (yield from sending(cache, pinned, thread_id, list(large.values()), send_state))
+    said_bytes = sum(len(each.preview or b"") for own in said.values() for each in own)
+    sent = yield from sending(cache, pinned, thread_id, list(large.values()), send_state, said_bytes)
+    for channel, own in said.items():
+        for each in own:
+            value = found_at(state.get(channel), each.path or "")
+            name = _name(_place(pinned, thread_id), encode_body(value)) if isinstance(value, (str, bytes)) else b""
+            if (piece_id := cache.sent(name)) is not None:
+                cache.note_said(owner_tag(pinned), piece_id, each.media_type, each.preview)
+    return sent
 
 
 def receiving_state(cache: PieceCache, pinned: Pinned, holed: HoledCheckpoint) -> Steps[CheckpointWithState]:
@@ -400,7 +475,12 @@ def receiving_state(cache: PieceCache, pinned: Pinned, holed: HoledCheckpoint) -
         holed: What the gateway answered.
     """
     state = {
-        name: ChannelOut(encoding="msgpack", data=bytes(raw), holes=holed.state_holes.get(name, []))
+        name: ChannelOut(
+            encoding="msgpack",
+            data=bytes(raw),
+            holes=holed.state_holes.get(name, []),
+            leaves=holed.state_leaves.get(name, []),
+        )
         for name, raw in holed.state.items()
     }
     writes = [ChannelOut(encoding="msgpack", data=bytes(each.value), holes=each.holes) for each in holed.pending_writes]
@@ -408,6 +488,7 @@ def receiving_state(cache: PieceCache, pinned: Pinned, holed: HoledCheckpoint) -
     info = {name: getattr(holed, name) for name in CheckpointInfo.__struct_fields__}
     return CheckpointWithState(
         **info,
+        state_leaves=holed.state_leaves,
         state={name: _plain(each) for name, each in state.items()},
         pending_writes=[
             PendingWrite(

@@ -25,12 +25,23 @@ from stateroom._protocol.wire import (
     unset_if_none,
 )
 from stateroom._remembered.pieces import PieceCache, receiving_state, sending_state
+from stateroom._remembered.said import large_values, said_by_channel
 from stateroom._threads.fixtures import FixtureStep
 from stateroom._threads.plain import from_plain, result_type, state_from_plain, state_to_plain, to_plain
 from stateroom._threads.trajectories import Lines, TrajectoryStep
 from stateroom.errors import CheckpointNotFound, InvalidRequest, NotFound, OnceKeyReused
 from stateroom.schema import StateVersion, accepted
-from stateroom.types import CheckpointOptions, Head, LongList, ResolveArtifacts, SaveReceipt, StateT, Status, ThreadInfo
+from stateroom.types import (
+    CheckpointOptions,
+    Head,
+    LargeValue,
+    LongList,
+    ResolveArtifacts,
+    SaveReceipt,
+    StateT,
+    Status,
+    ThreadInfo,
+)
 
 ONCE_ANCHOR = "stateroom:once"
 """The checkpoint id that all ``once`` results of a namespace are kept under. No checkpoint has it.
@@ -139,6 +150,7 @@ class ThreadSteps(Generic[StateT]):
     def _as_head(self, checkpoint: CheckpointWithState) -> Head[StateT]:
         fields = {name: getattr(checkpoint, name) for name in checkpoint.__struct_fields__}
         fields["state"] = state_from_plain(checkpoint.state, self._state_type)
+        fields["large_values"] = large_values(fields.pop("state_leaves"))
         return Head(**fields)
 
     def _found(
@@ -184,6 +196,13 @@ class ThreadSteps(Generic[StateT]):
             raise CheckpointNotFound("the namespace has no such checkpoint")
         return self._as_head(loaded[0])
 
+    def _large_values(self, checkpoint_id: str | None) -> Steps[dict[str, LargeValue]]:
+        wanted = checkpoint_id or self._fork_of
+        loaded = yield from calls.load_state(self.thread_id, self.namespace, wanted, accepts=self._accepts)
+        if loaded is None and wanted is not None:
+            raise CheckpointNotFound("the namespace has no such checkpoint")
+        return {} if loaded is None else large_values(loaded[0].state_leaves)
+
     def _fork_from(self, pinned: Pinned, checkpoint_id: str) -> Steps[None]:
         """Position this fresh object at an old checkpoint."""
         self._fork_of = checkpoint_id
@@ -220,7 +239,10 @@ class ThreadSteps(Generic[StateT]):
             yield from self._change(strict=True, agent=None)
             self._is_made_strict = True
 
-    def _save(self, pinned: Pinned, state: StateT, request: SaveRequest) -> Steps[SaveReceipt]:
+    def _save(
+        self, pinned: Pinned, state: StateT, request: SaveRequest, options: CheckpointOptions
+    ) -> Steps[SaveReceipt]:
+        said = said_by_channel(options.get("previews"))
         yield from self._make_strict()
         # A strict object that never looked says so: the namespace shall have no head.
         if_new = self._head_id is None and (self._known or self._strict)
@@ -236,6 +258,7 @@ class ThreadSteps(Generic[StateT]):
                 if_match=self._head_id,
                 if_new=if_new,
             ),
+            said,
         )
         self._follow(receipt)
         return receipt
@@ -248,6 +271,7 @@ class ThreadSteps(Generic[StateT]):
         remove: Sequence[str],
         options: CheckpointOptions,
     ) -> Steps[SaveReceipt]:
+        said = said_by_channel(options.get("previews"))
         if self._fork_of is not None:
             raise InvalidRequest("a patch changes the head; save the fork first")
         if self._head_id is None and (yield from self._load(pinned)) is None:
@@ -258,6 +282,7 @@ class ThreadSteps(Generic[StateT]):
             set=state_to_plain(dict(set_ or {})),
             append={name: to_plain(calls.listed(elements)) for name, elements in (append or {}).items()},
             remove=calls.listed(remove),
+            leaves=said,
         )
         receipt = yield from calls.save(self.thread_id, request, if_match=self._head_id)
         self._follow(receipt)
