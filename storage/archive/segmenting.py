@@ -489,7 +489,7 @@ class Segmenting:
         ]
         for at in range(0, len(heads), _READ_ROWS):
             await transaction.run_many(threads_sql.ADD_HEAD, heads[at : at + _READ_ROWS])
-        return (await open_directory(transaction, sealer, thread_id, sums)).without_segment(stub)
+        return (await open_directory(transaction, sealer, thread_id, sums)).without_segment(stub, listed)
 
 
 @dataclass(frozen=True, slots=True)

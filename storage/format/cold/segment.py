@@ -221,19 +221,39 @@ class Directory(msgspec.Struct, frozen=True):
             end = (at + 1) * _ENTRY_BYTES
             yield int.from_bytes(self.entries[end - _NUMBER_BYTES : end])
 
-    def _each(self) -> Iterator[bytes]:
-        return (self.entries[at : at + _ENTRY_BYTES] for at in range(0, len(self.entries), _ENTRY_BYTES))
+    def _entry(self, at: int) -> bytes:
+        return self.entries[at * _ENTRY_BYTES : (at + 1) * _ENTRY_BYTES]
+
+    def _parts(self, entries: Iterable[bytes]) -> Iterator[tuple[bytes, bytes, int]]:
+        """For each of these, in order: what is before it, itself, and its place; then what is behind the last one."""
+        at, count = 0, len(self.entries) // _ENTRY_BYTES
+        for entry in sorted(entries):
+            to = bisect_left(range(count), entry, lo=at, key=self._entry)
+            yield self.entries[at * _ENTRY_BYTES : to * _ENTRY_BYTES], entry, to
+            at = to
+        yield self.entries[at * _ENTRY_BYTES :], b"", count
 
     def with_segment(self, segment: Segment, listed: SegmentList) -> "Directory":
         """With the heads of one more segment."""
-        number = segment.segment.to_bytes(_NUMBER_BYTES)
-        more = (each.mac[:_TAG_BYTES] + number for each in listed.heads)
-        return Directory(b"".join(sorted([*self._each(), *more])))
+        return Directory(b"".join(before + entry for before, entry, _ in self._parts(_entries(segment, listed))))
 
-    def without_segment(self, segment: Segment) -> "Directory":
-        """Without the heads of one segment."""
-        number = segment.segment.to_bytes(_NUMBER_BYTES)
-        return Directory(b"".join(each for each in self._each() if not each.endswith(number)))
+    def without_segment(self, segment: Segment, listed: SegmentList) -> "Directory":
+        """Without the heads of one segment.
+
+        Raises:
+            IntegrityFailure: They are not among these.
+        """
+        left = bytearray()
+        for number, (before, entry, at) in enumerate(self._parts(_entries(segment, listed))):
+            left += before[_ENTRY_BYTES if number else 0 :]  # which begins with what was removed last
+            if entry and self._entry(at) != entry:
+                raise IntegrityFailure("what says where heads of this thread are does not know one")
+        return Directory(bytes(left))
+
+
+def _entries(segment: Segment, listed: SegmentList) -> Iterator[bytes]:
+    number = segment.segment.to_bytes(_NUMBER_BYTES)
+    return (each.mac[:_TAG_BYTES] + number for each in listed.heads)
 
 
 class _Cold(msgspec.Struct, array_like=True, frozen=True):

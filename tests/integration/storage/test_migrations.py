@@ -17,7 +17,7 @@ from sqlalchemy.pool import NullPool
 
 from gateway.embedded.postgres import postgres_programs
 from storage.blobs.memory import MemoryBlobStore
-from storage.control.features import LINKS, SEGMENTS
+from storage.control.features import COLD_NAMESPACES, LINKS, SEGMENTS
 from storage.errors import SetupError
 from storage.model import ThreadLink
 from storage.postgres.setup import _config, current, db_revision_required, script, upgrade
@@ -232,6 +232,23 @@ async def test_segments_are_not_migrated_away(own_database, archiving):
     with pytest.raises(DBAPIError, match="restore them before"):
         await migrate(owner_url, command.downgrade, "a37")
     assert await current(owner_url) == db_revision_required()
+
+
+async def test_heads_in_segments_are_not_migrated_away(own_database, archiving):
+    owner_url, _ = own_database
+    scope = Scope(uuid4(), "user-1")
+    store = await archiving()
+    for each in (SEGMENTS, COLD_NAMESPACES):
+        await switch_on(store, each)
+    await save(store, scope, namespace="work:1", content=state(n=1), metadata={"parents": {"": "gone"}})
+    await save(store, scope, content=state(n=2))
+    await store.archives.segmenting.move(scope, "t1", ThinningRule(keep_last=1), actor="test")
+    with pytest.raises(DBAPIError, match="restore them before"):
+        await migrate(owner_url, command.downgrade, "a40")
+    assert await current(owner_url) == db_revision_required()
+    assert await store.archives.restore(scope, "t1")
+    await store.close()
+    await migrate(owner_url, command.downgrade, "a40")
 
 
 async def test_links_are_not_migrated_away(own_database, archiving):

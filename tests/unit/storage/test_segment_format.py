@@ -168,7 +168,7 @@ def test_a_namespace_that_left_whole_is_counted_once_and_comes_back_as_it_was():
     assert list(directory.segments_of(SEALER, "sub|1")) == [2]
     assert [*directory.segments_of(SEALER, "sub|2"), *directory.segments_of(SEALER, "")] == []
 
-    left = directory.without_segment(STUB)
+    left = directory.without_segment(STUB, ENDED)
     assert left == Directory()
     back = sums.without_segment(SEALER, STUB, ENDED).with_directory(SEALER, "t", left)
     assert back == ColdSums(LIFE).with_segment(SEALER, FIRST, BEFORE)
@@ -197,20 +197,29 @@ def test_a_directory_is_the_one_of_the_sums_and_of_the_thread():
 
 
 def test_a_directory_finds_each_of_many_namespaces():
-    directory, expected = Directory(), {}
+    directory, expected, lists = Directory(), {}, {}
     for number in range(1, 40):
         stub = other(segment=number)
         names = [f"call:{number}-{each}" for each in range(number % 7)]
         heads = [ListedHead.of(each, "c", 1, b"", namespace_mac(SEALER, each), LiveSet()) for each in names]
-        directory = directory.with_segment(stub, SegmentList([], b"", heads))
+        lists[number] = SegmentList([], b"", heads)
+        directory = directory.with_segment(stub, lists[number])
         expected |= dict.fromkeys(names, number)
     assert {each: list(directory.segments_of(SEALER, each)) for each in expected} == {
         each: [number] for each, number in expected.items()
     }
     assert len(directory.entries) == 12 * len(expected)
-    without = directory.without_segment(other(segment=5))
+    entries = [directory.entries[at : at + 12] for at in range(0, len(directory.entries), 12)]
+    assert entries == sorted(entries)
+    without = directory.without_segment(other(segment=5), lists[5])
+    with pytest.raises(IntegrityFailure, match="does not know one"):
+        without.without_segment(other(segment=5), lists[5])
     assert list(without.segments_of(SEALER, "call:5-1")) == []
     assert list(without.segments_of(SEALER, "call:6-1")) == [6]
+    assert without.with_segment(other(segment=5), lists[5]) == directory
+    for number in sorted(lists, reverse=True):
+        directory = directory.without_segment(other(segment=number), lists[number])
+    assert directory == Directory()
 
 
 def test_sums_and_lists_with_heads_open_as_they_were_sealed():
