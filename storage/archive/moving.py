@@ -34,12 +34,13 @@ from uuid import UUID
 import msgspec
 
 from crypto import CryptoError, Sealer
-from crypto.blob import PART_BYTES, object_bytes
+from crypto.blob import object_bytes
 from storage.access.sealing import Sealing
 from storage.administration.audit import GATEWAY_ACTOR, Audit
 from storage.administration.jobs import ARCHIVE_KIND, RESTORE_KIND, Job, Jobs, Lease, Slice, thread_of, thread_target
 from storage.archive.check import ArchiveCheck
 from storage.archive.segmenting import Segmenting
+from storage.archive.writing import FRAME_ROWS, write_object
 from storage.blobs.keyspace import BlobLocation
 from storage.blobs.store import FROZEN_CLASSES, READABLE_CLASS, STORAGE_CLASSES, BlobUnavailable
 from storage.encoding import decode_json, encode_json
@@ -89,7 +90,7 @@ UNSEGMENTED_BYTES_MAX: Final = 32 * 1024 * 1024
 # What restores under way in one process hold together.
 RESTORING_BYTES_MAX: Final = ARCHIVE_BYTES_MAX
 # Of one table, in one snapshot and one frame of the archive.
-PAGE_ROWS: Final = 256
+PAGE_ROWS: Final = FRAME_ROWS
 # What a row takes beside its envelope, about: clear columns and lists of pieces.
 ROW_BYTES: Final = 512
 # How often a restore looks at an object that is being thawed: what S3 promises is hours.
@@ -197,11 +198,6 @@ class _Read(msgspec.Struct, frozen=True):
     thread: SizedThreadRow
     heads: Sequence[HeadRow]
     pages: dict[str, list[StoredRow]]
-
-    @property
-    def whole(self) -> bool:
-        """Whether the first pages are all there is."""
-        return all(len(rows) < PAGE_ROWS for rows in self.pages.values())
 
 
 class Archives:
@@ -649,19 +645,9 @@ class _Archiving:
         cipher = sealer.blob_cipher(location.blob_id, blob_key)
         encoder = ArchiveEncoder(sql.COLUMNS)
         content = self._content(request, read, encoder)
-        archive_bytes = b"".join([data async for data in content]) if read.whole else None
-        if archive_bytes is not None and len(archive_bytes) < PART_BYTES:
-            written = await self.writer.write_bytes(location, cipher, archive_bytes, storage_class=storage_class)
-        else:
-            ledger = self.sealing.offload.ledger
-
-            async def on_multipart(multipart_id: str) -> None:
-                await ledger.name_multipart(request.scope, location.blob_id, multipart_id)
-
-            async with aclosing(content if archive_bytes is None else _one(archive_bytes)) as stream:
-                written = await self.writer.write(
-                    location, cipher, stream, on_multipart=on_multipart, storage_class=storage_class
-                )
+        ledger, target = self.sealing.offload.ledger, (location, cipher, storage_class)
+        expected = read.thread.hot_bytes + ROW_BYTES * sum(read.thread.counts.values())
+        written = await write_object(ledger, self.writer, request.scope, target, content, bytes_expected=expected)
         return ArchiveRecord(bytes(blob_key.borrow()), written.size_bytes, encoder.digest), written.object_bytes
 
     async def _content(self, request: _Request, read: _Read, encoder: ArchiveEncoder) -> AsyncGenerator[bytes, None]:
@@ -749,10 +735,6 @@ async def _page(transaction: Transaction, thread_id: str, table: str, after: Seq
     places = {f"after_{name}": each for name, each in zip(sql.ORDER[table], after, strict=True)}
     rows = await transaction.fetch_all(sql.PAGE[table], thread_id=thread_id, **places, limit=PAGE_ROWS)
     return [msgspec.structs.asdict(row) for row in rows]
-
-
-async def _one(data: bytes) -> AsyncGenerator[bytes, None]:
-    yield data
 
 
 def _named(scope: Scope, thread_id: str) -> str:

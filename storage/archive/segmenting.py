@@ -40,6 +40,7 @@ from storage.access.sealing import Sealing
 from storage.administration.audit import Audit
 from storage.administration.jobs import thread_target
 from storage.archive.check import ArchiveContents
+from storage.archive.writing import encoded, write_object
 from storage.blobs.keyspace import BlobLocation
 from storage.blobs.store import FROZEN_CLASSES, READABLE_CLASS
 from storage.control.features import COLD_NAMESPACES, SEGMENTS
@@ -611,16 +612,15 @@ class _Moving:
         scope, sealer, (number, volume) = request.scope, plan.sealer, place
         location = BlobLocation(scope.tenant_id, new.blob_id, "archive")
         encoder = ArchiveEncoder(sql.COLUMNS)
-        parts = [encoder.header({table: len(draft.rows.of(table)) for table in TABLES})]
-        parts += [encoder.rows(table, draft.rows.of(table)) for table in TABLES if draft.rows.of(table)]
-        parts.append(encoder.end())
-        content = b"".join(parts)
         key = sealer.new_blob_key()
         wanted = request.storage_class
         # S3 freezes at once what is stored in such a class, and then it could not be read back for hours.
         written_as = READABLE_CLASS if wanted in FROZEN_CLASSES else wanted
         cipher = sealer.without_share.blob_cipher(new.blob_id, key)
-        written = await self.writer.write_bytes(location, cipher, content, storage_class=written_as)
+        written = await write_object(
+            self.sealing.offload.ledger, self.writer, scope, (location, cipher, written_as),
+            encoded(draft.rows, encoder), bytes_expected=new.reserved_bytes,
+        )  # fmt: skip
         record = ArchiveRecord(bytes(key.borrow()), written.size_bytes, encoder.digest)
         contents = ArchiveContents(sealer, request.thread_id, opens=True)
         async for table, page in self.objects.stored(scope, sealer, new.blob_id, record):

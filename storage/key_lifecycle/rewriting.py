@@ -23,6 +23,7 @@ from storage.administration.audit import GATEWAY_ACTOR, Audit
 from storage.administration.jobs import thread_target
 from storage.archive.check import ArchiveContents
 from storage.archive.moving import ARCHIVE_BYTES_MAX, ROW_BYTES
+from storage.archive.writing import encoded, write_object
 from storage.blobs.keyspace import BlobLocation
 from storage.blobs.store import FROZEN_CLASSES, READABLE_CLASS
 from storage.concurrency.turns import Pauses
@@ -141,14 +142,14 @@ class Rewriting:
         assert self._writer is not None  # noqa: S101  for the type checker: `_rewrite` asked
         location = BlobLocation(scope.tenant_id, new.blob_id, "archive")
         encoder = ArchiveEncoder(sql.COLUMNS)
-        parts = [encoder.header({table: len(rows.of(table)) for table in TABLES})]
-        parts += [encoder.rows(table, rows.of(table)) for table in TABLES if rows.of(table)]
-        parts.append(encoder.end())
         key = sealer.new_blob_key()
         # S3 freezes at once what is stored in such a class, and then it could not be read back for hours.
         written_as = READABLE_CLASS if stub.storage_class in FROZEN_CLASSES else stub.storage_class
         cipher = sealer.without_share.blob_cipher(new.blob_id, key)
-        written = await self._writer.write_bytes(location, cipher, b"".join(parts), storage_class=written_as)
+        ledger, target = self._access.offload.ledger, (location, cipher, written_as)
+        written = await write_object(
+            ledger, self._writer, scope, target, encoded(rows, encoder), bytes_expected=new.reserved_bytes
+        )
         record = ArchiveRecord(bytes(key.borrow()), written.size_bytes, encoder.digest)
         async for _ in self._objects.stored(scope, sealer, new.blob_id, record):
             pass
