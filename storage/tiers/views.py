@@ -50,6 +50,7 @@ class View:
         self._scope = scope
         self._sealer = sealer
         self.segments: dict[UUID, ColdRows] = {}
+        self._held: dict[UUID, int] = {}
         self.bytes_left = 0
         self.archive: tuple[Stub, ColdRows] | None = None
 
@@ -74,11 +75,18 @@ class View:
                 await transaction.fetch_one(archives_sql.SEGMENT_STUB, thread_id=each.thread_id, segment=each.segment)
                 for each in segments
             ]
-        self.bytes_left -= wanted
         for each, stub in zip(segments, stubs, strict=True):
             if stub is None or stub.blob_id != each.blob_id:
                 raise LostRaceError
+            self.bytes_left -= memory_bytes(each)
+            self._held[each.blob_id] = memory_bytes(each)
             self.segments[each.blob_id] = await self._rows(stub)
+
+    def _let_go(self, segments: Segments) -> None:
+        """Hold nothing of segments that are there no more: they came back, or their objects were exchanged."""
+        for gone in self.segments.keys() - {each.blob_id for each in segments.all}:
+            del self.segments[gone]
+            self.bytes_left += self._held.pop(gone)
 
     async def fetch_archive(self, stub: Stub) -> None:
         """Fetch what an archived thread has in no segment."""
@@ -112,6 +120,7 @@ class View:
                 yield Snapshot(transaction, thread_id, unsegmented, unsegmented, sums, is_archived)
                 return
             segments = await open_segments(transaction, self._sealer, thread_id, sums)
+            self._let_go(segments)
             rows = SegmentedRows(Lists(transaction, self._sealer), segments, sums, unsegmented, self)
             yield Snapshot(transaction, thread_id, rows, unsegmented, sums, is_archived)
 

@@ -8,8 +8,9 @@ any more, its handlers included. What lasts is a COMMIT and what an object store
 COMMIT and before and after each call of an object store; every one of them is tried. Besides, the object store fails in
 every way at every call, and the work is cancelled at every await.
 
-Meanwhile another process reads the thread again and again, which must never fail, and in half of the rounds saves to it
-and puts pending writes: every one that was acknowledged is there in the end.
+Meanwhile another process reads the thread again and again, which must never fail. In half of the rounds it also saves
+to the thread, puts pending writes and removes other checkpoints: every one that was acknowledged, and not removed, is
+there in the end.
 """
 
 import asyncio
@@ -23,11 +24,13 @@ import asyncpg
 import pytest
 from sqlalchemy import event
 
+from crypto import Sealer
 from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.collection.sweep import Sweep
 from storage.control.features import COLD_NAMESPACES, SEGMENTS
-from storage.errors import IntegrityFailure, StorageError, ThreadActive, ThreadArchived
+from storage.errors import IntegrityFailure, NotFound, StorageError, ThreadActive, ThreadArchived, Unavailable
+from storage.key_lifecycle.rewriting import Rewritten
 from storage.model import HistoryQuery
 from storage.scope import Scope
 from storage.service import Store
@@ -47,6 +50,9 @@ PAUSES = (0.0, 0.03, 0.06, 0.1)
 
 
 BUSY_POINTS_MIN = 12
+# Of what is saved beside, and removed again: everything but what the tests ask for, which is done.
+THINNED = "beside"
+UNWANTED = ThinningRule(keep_statuses=frozenset({"done"}))
 
 
 class Stores:
@@ -89,7 +95,8 @@ class World:
 
     async def save(self) -> None:
         number = next(self._numbers)
-        saved = await save(self.living, self.scope, content=state(n=number, text=document(f"n{number}", 5000)))
+        content = state(n=number, text=document(f"n{number}", 5000))
+        saved = await save(self.living, self.scope, content=content, status="done")
         self.acknowledged[saved.checkpoint_id] = 0
         self.written += 1
 
@@ -105,7 +112,8 @@ class World:
         number = next(self._numbers)
         parents = {"parents": {"": "gone on"}}
         content = state(n=number, text=document(f"call{number}", 5000))
-        saved = await save(store or self.living, self.scope, namespace=CALL, content=content, metadata=parents)
+        place = {"namespace": CALL, "metadata": parents, "status": "done"}
+        saved = await save(store or self.living, self.scope, content=content, **place)
         self.acknowledged[saved.checkpoint_id] = 0
         self.of_calls[saved.checkpoint_id] = saved.sequence
         assert len({*self.of_calls.values()}) == len(self.of_calls)
@@ -149,6 +157,14 @@ class World:
             except ThreadArchived:  # frozen, and refused: nothing was acknowledged
                 await self._thaw()
 
+    async def _thin_on(self) -> None:
+        """Save checkpoints that nobody asks for again, and remove them."""
+        for number in count():
+            await asyncio.sleep(PAUSES[number % len(PAUSES)])
+            with suppress(ThreadArchived, Unavailable):
+                await save(self.living, self.scope, content=state(n=-number), namespace=THINNED, status="active")
+                await self.living.pruning.thin(self.scope, "t1", UNWANTED)
+
     async def _sweep_on(self) -> None:
         sweep = Sweep(self.living.unit_of_work, self.living.places, 1, grace_seconds=0)
         while True:
@@ -157,7 +173,7 @@ class World:
 
     @asynccontextmanager
     async def crowd(self, *, busy: bool) -> AsyncIterator[None]:
-        works = [self._read_on, self._sweep_on, *([self._write_on] if busy else [])]
+        works = [self._read_on, self._sweep_on, *([self._write_on, self._thin_on] if busy else [])]
         tasks = [asyncio.create_task(each()) for each in works]
         try:
             yield
@@ -223,8 +239,24 @@ async def restoring(world: World) -> None:
 
 async def saving_to_the_archive(world: World) -> None:
     """A save that restores first; what it saves is acknowledged only if it returns."""
-    saved = await save(world.mortal, world.scope, content=state(text="back"))
+    saved = await save(world.mortal, world.scope, content=state(text="back"), status="done")
     world.acknowledged[saved.checkpoint_id] = 0
+
+
+async def rewriting(world: World) -> None:
+    """Write the objects again under a new key: of segments, and of an archive."""
+    store, after = world.mortal, ("", 0)
+    while after is not None:
+        place = after
+
+        async def work(sealer: Sealer) -> Rewritten:
+            return await store.rewriting.next(world.scope, sealer, place)  # noqa: B023  it is awaited at once
+
+        after = (await store.rewriting._access.reading_cold(world.scope, work, NotFound())).after
+
+
+async def rewriting_an_archive(world: World) -> None:
+    await rewriting(world)
 
 
 OLD = ThinningRule(keep_last=1)
@@ -259,6 +291,7 @@ async def saving_to_a_call_that_left(world: World) -> None:
     await world.call(world.mortal)
 
 
+REWRITING = (rewriting, rewriting_an_archive)
 CALLED = (moving_a_call, saving_to_a_call_that_left)
 SEGMENTED = (bringing_back, writing_to_a_segment, saving_to_a_call_that_left)
 
@@ -269,12 +302,14 @@ async def prepared(stores: Stores, admin: asyncpg.Connection, verb: Verb) -> Wor
     if verb in CALLED:
         await world.call()
         await world.save()
-    if verb in SEGMENTED:
+    if verb in {*SEGMENTED, *REWRITING}:
         for _ in range(2):  # two segments of one volume
             await world.save()
             await world.living.archives.segmenting.move(world.scope, "t1", OLD, actor="test")
-    if verb in {restoring, saving_to_the_archive}:
+    if verb in {restoring, saving_to_the_archive, rewriting_an_archive}:
         await world.living.archives.archive(world.scope, "t1")
+    if verb in REWRITING:
+        await world.living.rotation.rotate_subject(world.scope, "test")
     return world
 
 
@@ -288,6 +323,10 @@ async def prepared(stores: Stores, admin: asyncpg.Connection, verb: Verb) -> Wor
         (bringing_back, True),
         (moving_a_call, True),
         (saving_to_a_call_that_left, True),
+        (rewriting, True),
+        (rewriting_an_archive, False),
+        pytest.param(rewriting, False, marks=pytest.mark.soak),
+        pytest.param(rewriting_an_archive, True, marks=pytest.mark.soak),
         pytest.param(moving_a_call, False, marks=pytest.mark.soak),
         pytest.param(saving_to_a_call_that_left, False, marks=pytest.mark.soak),
         pytest.param(segmenting, False, marks=pytest.mark.soak),
@@ -333,7 +372,7 @@ async def test_a_death_at_any_point_leaves_the_thread_whole_and_in_one_place(sto
 FAULTS = [each for each in Fault if each not in {Fault.SLOW, Fault.TRUNCATED}]
 VERBS = (
     archiving, archiving_to_a_frozen_class, restoring, saving_to_the_archive,
-    segmenting, segmenting_to_a_frozen_class, *SEGMENTED, moving_a_call,
+    segmenting, segmenting_to_a_frozen_class, *SEGMENTED, *REWRITING, moving_a_call,
 )  # fmt: skip
 
 
