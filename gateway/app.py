@@ -27,7 +27,7 @@ from gateway.allocation import give_large_buffers_back
 from gateway.authentication.principals import Authenticator
 from gateway.background import in_the_background
 from gateway.documents.openapi import api_document
-from gateway.documents.page import page
+from gateway.documents.page import api_page
 from gateway.http.artifact_urls import ArtifactUrls
 from gateway.http.asgi import Message, Receive, Scope, Send
 from gateway.http.cursors import Cursors
@@ -280,7 +280,6 @@ def create_app(
     metrics.bounded("held_bytes", HELD_BYTES_MAX, lambda: admission.held_bytes)
     peppers = settings.peppers
     authenticator = Authenticator(peppers, store.tenants.look_up_key, clock, store.tenants.seals_needed)
-    document = api_document(settings.public_url)
     services = Services(
         settings=settings,
         store=store,
@@ -293,8 +292,8 @@ def create_app(
         metrics=metrics,
         readiness=Readiness(store, drain, metrics, commits.outcomes, probes=probes),
         clock=clock,
-        openapi_document=encode_json(document),
-        documentation_page=page(document).encode(),
+        openapi_document=encode_json(api_document(settings.public_url)),
+        documentation_page=api_page(),
     )
     return Gateway(services, background=background)
 

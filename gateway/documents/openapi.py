@@ -3,6 +3,7 @@
 ``python -m gateway.documents.openapi`` prints it as it is kept in ``tests/golden/openapi.json``.
 """
 
+import functools
 import inspect
 import re
 import sys
@@ -357,8 +358,14 @@ def _operation(one: Operation[Any]) -> dict[str, Any]:  # noqa: C901, PLR0912  o
 
 def api_document(public_url: str) -> dict[str, Any]:
     """The OpenAPI document of every operation there is."""
+    return _every_operation() | {"servers": [{"url": public_url}]}
+
+
+@functools.cache
+def _every_operation() -> dict[str, Any]:
+    """The document but for where the gateway is, which is all that differs in a process."""
     operations = [(group, route.operation) for group, group_routes in routes.GROUPS.items() for route in group_routes]
-    return document(operations, public_url=public_url)
+    return document(operations, public_url="")
 
 
 def golden() -> str:

@@ -52,6 +52,9 @@ class EmbeddedPostgres(Engine):
     Args:
         data_dir: The folder; created when missing. One owner at a time.
         fsync: False only for tests: a power cut may then lose or damage everything.
+
+    Attributes:
+        fsync: As given.
     """
 
     name = "postgres"
@@ -60,7 +63,7 @@ class EmbeddedPostgres(Engine):
 
     def __init__(self, data_dir: Path, *, fsync: bool = True) -> None:
         super().__init__(data_dir)
-        self._fsync = fsync
+        self.fsync = fsync
         self._port = 0
 
     def superuser_url(self, database: str = "postgres") -> str:
@@ -109,7 +112,7 @@ class EmbeddedPostgres(Engine):
         options = ["--username=postgres", "--auth=scram-sha-256", f"--pwfile={password_file}"]
         options += ["--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
         options.append("--no-instructions")
-        if not self._fsync:
+        if not self.fsync:
             options.append("--no-sync")
         done = subprocess.run(  # noqa: S603 - fixed text and our own paths
             [str(programs / "initdb"), f"--pgdata={fresh}", *options],
@@ -127,7 +130,7 @@ class EmbeddedPostgres(Engine):
 
     def _command(self) -> list[str]:
         (self._port,) = free_ports(1)
-        durable = "on" if self._fsync else "off"
+        durable = "on" if self.fsync else "off"
         settings = {
             "listen_addresses": HOST,
             "port": str(self._port),

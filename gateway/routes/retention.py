@@ -101,7 +101,7 @@ async def get_retention(call: Call[TenantScope]) -> Answer:
     body=wire.retention.RetentionPolicy,
     query=RetentionQuery,
     returns=wire.retention.Retention,
-    problems=("conflict", "commit-unknown"),
+    problems=("conflict", "feature-off", "commit-unknown"),
 )
 async def put_retention(call: Call[TenantScope]) -> Answer:
     query = call.exchange.query(RetentionQuery)
@@ -134,7 +134,7 @@ async def get_thread_retention(call: Call[Scope], thread_id: str) -> Answer:
     permission="state:write",
     body=wire.retention.RetentionPolicy,
     returns=wire.retention.ThreadRetention,
-    problems=("thread-not-found", "thread-busy", "commit-unknown"),
+    problems=("thread-not-found", "thread-busy", "feature-off", "commit-unknown"),
 )
 async def put_thread_retention(call: Call[Scope], thread_id: str) -> Answer:
     name = path_id(thread_id, "thread_id")
@@ -282,7 +282,7 @@ async def get_retention_ceilings(call: Call[OperatorScope], tenant_id: str) -> A
     permission="operator",
     body=wire.retention.RetentionCeilings,
     returns=wire.retention.TenantRetentionCeilings,
-    problems=("not-found", "commit-unknown"),
+    problems=("not-found", "feature-off", "commit-unknown"),
 )
 async def put_retention_ceilings(call: Call[OperatorScope], tenant_id: str) -> Answer:
     request, _, _ = await call.exchange.body(wire.retention.RetentionCeilings)

@@ -541,7 +541,9 @@ class Runner:
                 level = logging.INFO if waits_for in _EXPECTED_WAITS else logging.WARNING
                 _log.log(level, "job waits", kind=lease.kind, job_id=str(lease.job_id), waits_for=waits_for)
         await self._jobs.release(lease, seconds, waits_for)
-        self._again_at = min(self._again_at, time.monotonic() + seconds)
+        now = time.monotonic()
+        # A moment that has passed meanwhile is the next round's, which comes at once: it must not hide this one.
+        self._again_at = min(self._again_at if self._again_at > now else math.inf, now + seconds)
 
     async def _slice(self, lease: Lease) -> None:
         performer = self._performers.get(lease.kind)

@@ -52,13 +52,6 @@ async def connection(database):
     await opened.close()
 
 
-@pytest.fixture
-async def app(connection):
-    await connection.execute("BEGIN")
-    yield connection
-    await connection.execute("ROLLBACK; DEALLOCATE ALL")
-
-
 async def _plan(app: asyncpg.Connection, scope: Scope, text: str) -> dict[str, Any]:
     await app.execute(bindings(scope))
     await app.execute("SET LOCAL plan_cache_mode = force_generic_plan")
@@ -82,11 +75,20 @@ def _unfiltered(plan: dict[str, Any]) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("name", STATEMENTS)
 async def test_a_statement_without_its_predicates_is_still_filtered_by_the_policies(
-    app: asyncpg.Connection, scope: Scope, name: str
+    connection: asyncpg.Connection, scope: Scope
 ) -> None:
-    assert _unfiltered(await _plan(app, scope, stripped(STATEMENTS[name]))) == []
+    unfiltered = {}
+    for name, text in STATEMENTS.items():
+        await connection.execute("BEGIN")
+        try:
+            found = _unfiltered(await _plan(connection, scope, stripped(text)))
+        except asyncpg.PostgresError as error:
+            found = [str(error)]
+        await connection.execute("ROLLBACK; DEALLOCATE ALL")
+        if found:
+            unfiltered[name] = found
+    assert unfiltered == {}
 
 
 async def test_without_the_policies_the_same_check_finds_every_read(database, admin, scope: Scope) -> None:

@@ -40,7 +40,9 @@ async def _statement(postgres: EmbeddedPostgres, sql: str) -> None:
 async def create_database(postgres: EmbeddedPostgres, template: str = "template0", owner: str = "postgres") -> Database:
     """A new database, empty or a copy of `template` (which nobody may be connected to)."""
     name = f"t_{uuid4().hex}"
-    await _statement(postgres, f'CREATE DATABASE "{name}" TEMPLATE "{template}" OWNER {owner}')
+    # Where nothing is flushed, copying files takes less than half of what logging every page does.
+    strategy = "WAL_LOG" if postgres.fsync else "FILE_COPY"
+    await _statement(postgres, f'CREATE DATABASE "{name}" TEMPLATE "{template}" OWNER {owner} STRATEGY {strategy}')
     return Database(name, postgres.superuser_url(name))
 
 

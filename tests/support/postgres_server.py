@@ -32,10 +32,13 @@ class PostgresServer:
         environ: What its commands see besides the search path.
 
     Attributes:
+        fsync: As `EmbeddedPostgres` says it.
         data: Its data folder.
         port: Where it listens.
         password: Its superuser's, ``postgres``.
     """
+
+    fsync = True
 
     def __init__(self, data: Path, password: str, environ: Mapping[str, str], **settings: str) -> None:
         self.data, self.password, self.port = data, password, free_port()

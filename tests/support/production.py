@@ -219,6 +219,23 @@ class ProductionWorker(ProductionGateway):
     _begun = _WORKING
 
 
+class EmbeddedGateway(ProductionGateway):
+    """One `stateroom serve --embedded` on a folder, which holds its keys."""
+
+    _command = ("serve", "--embedded", "--port", "0")
+    _begun = re.compile(r"URL +http://(\S+)")
+
+    def __init__(self, launcher: Launcher, data_dir: Path) -> None:
+        super().__init__(launcher, Deployment("", {}, "", ""), "--data-dir", str(data_dir))
+        self._identity = data_dir / "embedded.json"
+
+    async def start(self) -> Self:
+        await super().start()
+        keys = json.loads(self._identity.read_text())
+        self.deployment = Deployment("", {}, keys["operator_key"], keys["api_key"])
+        return self
+
+
 @asynccontextmanager
 async def serving(
     launcher: Launcher, deployment: Deployment, *options: str, **settings: str

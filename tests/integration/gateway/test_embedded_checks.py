@@ -2,8 +2,6 @@
 
 import json
 import os
-import signal
-import urllib.request
 from uuid import UUID, uuid4
 
 import httpx
@@ -14,7 +12,8 @@ from gateway.embedded.s3 import EmbeddedS3
 from storage.blobs.keyspace import BlobLocation
 from storage.blobs.s3 import S3BlobStore
 from storage.blobs.s3_location import S3Location
-from tests.integration.gateway.test_black_box_entry import folder, serving
+from tests.integration.gateway.test_black_box_entry import folder
+from tests.support.production import EmbeddedGateway
 
 __all__ = ["folder"]  # a fixture
 
@@ -41,30 +40,25 @@ async def plant(url, location):
         await bucket.aclose()
 
 
-async def test_a_folder_is_checked_whether_its_gateway_runs_or_not(folder, check, stateroom):
+async def test_a_folder_is_checked_whether_its_gateway_runs_or_not(folder, check, launcher, stateroom):
     data_dir = folder / "data"
-    with serving(data_dir) as running:
-        environ = running.ready()
-        with urllib.request.urlopen(f"{environ['STATEROOM_URL']}/readyz", timeout=10) as answer:  # noqa: S310, ASYNC210  its own
-            assert json.loads(answer.read())["archive"] is True
-        headers = {
-            "Authorization": f"Bearer {environ['STATEROOM_API_KEY']}",
-            "Stateroom-Subject": "user-42",
-            "Stateroom-Artifact-Name": "a",
-        }
-        async with httpx.AsyncClient(base_url=environ["STATEROOM_URL"], headers=headers, timeout=30) as client:
-            stored = await client.post("/v1/threads/t1/artifacts", content=b"kept")
+    gateway = await EmbeddedGateway(launcher, data_dir).start()
+    try:
+        async with gateway.client("user-42") as client:
+            assert (await client.get("/readyz")).json()["archive"] is True
+            named = {"Stateroom-Artifact-Name": "a"}
+            stored = await client.post("/v1/threads/t1/artifacts", content=b"kept", headers=named)
             assert stored.status_code == 201, stored.text
             tenant_id = UUID((await client.get("/v1/whoami")).json()["tenant_id"])
         done, reports = check(data_dir)
         assert done.returncode == 0, done.stderr
         assert [(each["blobs"], each["objects"], each["faults"]) for each in reports] == [(1, 1, {})]
-        assert running.process.poll() is None
+        assert not gateway._is_over()
         made = stateroom("init", "--another", "--decrypt-any", "--expires", "1h", "--json", "--data-dir", data_dir)
         assert made.returncode == 0, made.stderr
         key = json.loads(made.stdout)["api_key"]
         operator = {"Authorization": f"Bearer {key}"}
-        async with httpx.AsyncClient(base_url=environ["STATEROOM_URL"], headers=operator, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=gateway.url, headers=operator, timeout=30) as client:
             assert "decrypt-any" in (await client.get("/v1/whoami")).text
         doctor = stateroom("doctor", "--json", "--data-dir", data_dir)
         found = {check["check"]: check for check in json.loads(doctor.stdout)["checks"]}
@@ -74,7 +68,9 @@ async def test_a_folder_is_checked_whether_its_gateway_runs_or_not(folder, check
         assert "STATEROOM_OPERATOR_KEY verifies" in found["API key pepper"]["detail"]
         swept = stateroom("sweep", "--all", "--json", "--data-dir", data_dir)
         assert (swept.returncode, json.loads(swept.stdout)["failed"]) == (0, 0)
-        assert running.stop(signal.SIGTERM) == 0
+    finally:
+        code = await gateway.stop()
+    assert code == 0, gateway.log
     with EmbeddedS3(data_dir) as server:
         await plant(server.archive_url(), BlobLocation(tenant_id, uuid4(), "archive"))
         await plant(server.url(), BlobLocation(tenant_id, uuid4()))

@@ -1,6 +1,7 @@
 """When the loop of a process looks for due jobs."""
 
 import asyncio
+import time
 from contextlib import suppress
 
 import pytest
@@ -19,6 +20,27 @@ async def test_a_job_goes_on_when_it_asked_to_and_not_at_the_next_look_for_other
     async def perform(_):
         if len(slices) == 1:
             ended.set()
+        return slices.pop(0)
+
+    runner = Runner(store.jobs, {VERIFY_TENANT_KIND: perform}, poll_seconds=3600)
+    running = asyncio.create_task(runner.keep_running(pytest.fail))
+    try:
+        async with asyncio.timeout(30):
+            await store.verifying.begin_tenant(TenantScope(scope.tenant_id), "api-key:test")
+            await ended.wait()
+    finally:
+        running.cancel()
+
+
+async def test_a_moment_that_passed_while_a_round_came_to_the_job_hides_no_later_one(store, scope):
+    await save(store, scope, content=state(n=1))
+    slices = [Slice(ended=False, again_seconds=0.3), Slice(ended=True)]
+    ended = asyncio.Event()
+
+    async def perform(_):
+        if len(slices) == 1:
+            ended.set()
+        runner._again_at = time.monotonic()
         return slices.pop(0)
 
     runner = Runner(store.jobs, {VERIFY_TENANT_KIND: perform}, poll_seconds=3600)
