@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from crypto import OpenError
 from crypto.compression import compress_if_smaller, inflate
@@ -41,6 +41,10 @@ DIGEST_BYTES = 32
 _FRAME_BYTES = 8
 _ZSTD = 1 << 31
 _NO_PIECE = bytes(PIECE_ID_BYTES)
+_PENDING_TAG = 7
+# The members that all builds write of a pending write, with its tag, and of a channel; what came later follows them.
+_PENDING_MEMBERS = 15
+_CHANNEL_MEMBERS = 5
 
 Text = Annotated[str, Meta(max_length=4096, pattern=r"^[^\x00]*\Z")]
 Identifier = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[^\x00]*\Z")]
@@ -146,7 +150,7 @@ class Data(Struct, array_like=True, tag=6, frozen=True):
     data: Slice
 
 
-class PendingRecord(Struct, array_like=True, tag=7, frozen=True):
+class PendingRecord(Struct, array_like=True, tag=_PENDING_TAG, frozen=True):
     """A pending write. ``pieces``: its value's, by number."""
 
     namespace: Namespace
@@ -281,8 +285,24 @@ _decoder = msgspec.msgpack.Decoder(Record)
 
 
 def encode(record: Record) -> bytes:
-    """A record's bytes, which digests are taken of."""
+    """A record's bytes, which digests are taken of.
+
+    Members that came later are left out where they say nothing: so what an older build exported has the same digest
+    when it is exported again.
+    """
+    if isinstance(record, CheckpointRecord):
+        channels = [_without_unsaid(structs.astuple(each), _CHANNEL_MEMBERS) for each in record.channels]
+        return encode_msgpack(structs.replace(record, channels=channels))
+    if isinstance(record, PendingRecord):
+        return encode_msgpack(_without_unsaid((_PENDING_TAG, *structs.astuple(record)), _PENDING_MEMBERS))
     return encode_msgpack(record)
+
+
+def _without_unsaid(members: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+    """The first ``count`` members, and those after them up to the last one that is not None."""
+    while len(members) > count and members[-1] is None:
+        members = members[:-1]
+    return members
 
 
 def decode(encoded: bytes) -> Record:
