@@ -54,7 +54,9 @@ RECORDS = [
     ),
     PieceRecord(SEGMENT, [], 5, b"bytes"),
     Data(b"bytes"),
-    PendingRecord("", "c1", "task", -1, "", "messages", None, AT, [0], None, "travel", 1, "msgpack", (b"\x91", [0], 1), b"\x90"),
+    PendingRecord(
+        "", "c1", "task", -1, "", "messages", None, AT, [0], None, "travel", 1, "msgpack", (b"\x91", [0], 1), b"\x90",
+    ),
     CheckpointRecord(
         "", "c1", None, 0, "active", None, "loop", "planner", "run", "model", "travel", 1, 10, 20, None, AT, [0], None,
         [ChannelRecord("messages", 1, "msgpack", (b"\x91", [0], 1)), ChannelRecord("n", "v1", "msgpack", b"\x01")],
