@@ -7,6 +7,7 @@ paths of no operation count too); problems for every exception; startup and shut
 
 import asyncio
 import contextlib
+import functools
 import gc
 import sys
 import time
@@ -27,7 +28,7 @@ from gateway.allocation import give_large_buffers_back
 from gateway.authentication.principals import Authenticator
 from gateway.background import in_the_background
 from gateway.documents.openapi import api_document
-from gateway.documents.page import api_page
+from gateway.documents.page import page
 from gateway.http.artifact_urls import ArtifactUrls
 from gateway.http.asgi import Message, Receive, Scope, Send
 from gateway.http.cursors import Cursors
@@ -252,6 +253,12 @@ async def _say_allowed(allowed: str, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+@functools.cache
+def documentation_page() -> bytes:
+    """The page of every operation there is; where the gateway is, it does not say."""
+    return page(api_document("")).encode()
+
+
 def create_app(
     settings: Settings,
     *,
@@ -293,7 +300,7 @@ def create_app(
         readiness=Readiness(store, drain, metrics, commits.outcomes, probes=probes),
         clock=clock,
         openapi_document=encode_json(api_document(settings.public_url)),
-        documentation_page=api_page(),
+        documentation_page=documentation_page(),
     )
     return Gateway(services, background=background)
 

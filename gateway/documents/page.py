@@ -3,13 +3,11 @@
 The page needs nothing but itself, so it works without a network and under a policy that forbids scripts.
 """
 
-import functools
 import html
 from typing import Any
 
 import msgspec
 
-from gateway.documents.openapi import api_document
 from gateway.problems import KINDS
 from storage.encoding import encode_json
 
@@ -36,12 +34,6 @@ _REFUSED = 400
 
 def _text(content: object) -> str:
     return html.escape(str(content))
-
-
-@functools.cache
-def api_page() -> bytes:
-    """The page of every operation there is; where the gateway is, it does not say."""
-    return page(api_document("")).encode()
 
 
 def page(document: dict[str, Any]) -> str:

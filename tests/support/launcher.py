@@ -14,7 +14,7 @@ import signal
 import sys
 from importlib import import_module
 
-from gateway.documents.page import api_page
+from gateway.app import documentation_page
 from storage.blobs.s3 import S3BlobStore
 from storage.blobs.s3_location import S3Location
 
@@ -31,7 +31,7 @@ for name in ("gateway.app", *CLI, "gateway.telemetry"):
 for name in ("asyncpg", "sqlalchemy.dialects.postgresql.asyncpg", "uvicorn.protocols.http.httptools_impl", "uvloop"):
     import_module(name)
 S3BlobStore(S3Location.parse("s3://nobody:nothing@localhost:1/nowhere"))  # the first one reads what S3 can do
-api_page()  # and with it the document of all operations
+documentation_page()  # and with it the document of all operations
 
 
 def run(what: str, environ: dict[str, str], log: str, output: str, command: list[str]) -> None:
