@@ -189,7 +189,7 @@ class Rewriting:
     ) -> ThreadRow:
         """Exchange a segment's list, and the thread's sums with it; returns the thread with those."""
         stub, again = stubs
-        resealed = SegmentList(listed.checkpoints, listed.piece_ids, _heads_again(sealer, stub, listed.heads))
+        resealed = msgspec.structs.replace(listed, heads=_heads_again(sealer, stub, listed.heads))
         sums = cold_sums(sealer, stub.thread_id, locked)
         cold = sums.with_object(sealer.without_share, stub, again).seal(sealer, stub.thread_id, locked.created_at)
         place = {"thread_id": stub.thread_id, "segment": stub.segment}
