@@ -1,6 +1,7 @@
 """Volumes of segments that are old enough go: as thinning of the same checkpoints, and without reading an object."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
@@ -10,21 +11,24 @@ import msgpack
 import pytest
 
 from storage.archive import segmenting as module
+from storage.archive.expiring import Expiring
 from storage.archive.segmenting import Segmenting
 from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.collection.sweep import Sweep
 from storage.control.features import COLD_NAMESPACES, SEGMENTS
-from storage.errors import CheckpointNotFound, IntegrityFailure, LegalHold, ThreadArchived, ThreadNotFound
+from storage.errors import CheckpointNotFound, IntegrityFailure, LegalHold, ThreadArchived, ThreadNotFound, Unavailable
 from storage.format.cold.segment import SegmentList
 from storage.model import ChannelHistoryQuery, Parent, Precondition
 from storage.retention.planner import Policy
 from storage.scope import Scope, TenantScope
+from storage.statements.threads import threads as threads_sql
 from storage.threads.pruning import _Request
 from storage.threads.thinning import ThinningRule
 from tests.support.archive_rows import fsck, opened, rows
 from tests.support.faulty_blobs import FaultyBlobStore
 from tests.support.features import switch_on
+from tests.support.interleaving import WAIT_SECONDS, Gate, Steered
 from tests.support.states import contents, document, history, load, put, save, state, write
 
 OLD = ThinningRule(keep_last=1)
@@ -417,8 +421,9 @@ async def test_savers_and_writers_and_moves_at_the_same_moment_lose_nothing(data
 
         async def moving(which):
             for _ in range(6):
-                await move(which, scope)
-                await expire(which, scope)
+                with suppress(Unavailable):  # the others moved and let go of the same, again and again
+                    await move(which, scope)
+                    await expire(which, scope)
 
         await asyncio.gather(writing(store), moving(another), writing(another), moving(store))
         await clean(another, scope)
@@ -426,6 +431,98 @@ async def test_savers_and_writers_and_moves_at_the_same_moment_lose_nothing(data
         await expire(store, scope)
         assert await ids_of(another, scope) == [max(ids)]
         await clean(store, scope)
+
+
+async def between(store, scope, *works):
+    """Let segments go, held before the thread is locked while others work."""
+    gate = Gate(threads_sql.LOCK)
+    expiring = Expiring(Steered(store, before=gate).pruning._access, store.audit)
+    task = asyncio.create_task(expiring.expire(scope, "t1", ALWAYS, actor="test"))
+    await gate.arrival()
+    for work in works:
+        await work
+    gate.opened.set()
+    async with asyncio.timeout(WAIT_SECONDS):
+        return await task
+
+
+async def test_what_is_saved_before_the_lock_stays_and_what_came_back_does(store, scope, volumes):
+    ids = await chat(store, scope, 5)
+    await move(store, scope, checkpoints_max=2)
+    done = await between(
+        store, scope, save(store, scope, content=state(on=1)), put(store, scope, ids[3], write(1, "c", "late"))
+    )
+    assert done.checkpoints == 2
+    found = await ids_of(store, scope)
+    assert (len(found), found[1:]) == (4, ids[:1:-1])
+    await clean(store, scope)
+
+
+async def test_a_hold_that_is_set_before_the_lock_keeps_everything(store, scope):
+    await chat(store, scope, 4)
+    await move(store, scope)
+    with pytest.raises(LegalHold):
+        await between(store, scope, store.retention_policies.put_thread(scope, "t1", Policy(legal_hold=True)))
+    assert len(await ids_of(store, scope)) == 4
+    await clean(store, scope)
+
+
+async def test_of_a_thread_that_is_deleted_before_the_lock_nothing_is_left_to_go(store, scope):
+    await chat(store, scope, 4)
+    await move(store, scope)
+    with pytest.raises(ThreadNotFound):
+        await between(store, scope, store.threads.delete(scope, "t1"))
+    await chat(store, scope, 4)
+    await move(store, scope)
+    done = await between(store, scope, store.threads.delete(scope, "t1"), chat(store, scope, 2))
+    assert done.segments == 0, "it is another life of the thread"
+    assert len(await ids_of(store, scope)) == 2
+
+
+async def test_what_came_to_be_rebuilt_from_a_segment_before_the_lock_keeps_it(store, scope):
+    ids = await logged(store, scope, 4, 2)
+    last = (await save(store, scope, content=state(n=9))).checkpoint_id
+    await move(store, scope)
+    assert await ids_of(store, scope) == [last, *ids[::-1]]
+    assert (await store.archives.expiring.preview(scope, "t1", ALWAYS)).checkpoints == 4
+    done = await between(store, scope, save(store, scope, content=state(n=10), delta_channels=("d",)))
+    assert done.segments == 0
+    [head, *_] = await ids_of(store, scope)
+    assert await delta(store, scope, head) == (["v2"], [2, 3])
+    await clean(store, scope)
+
+
+async def test_a_namespace_that_needs_what_another_volume_has_of_it_goes_with_that(store, scope, admin, volumes):
+    """Neither could go first: one has the head, and the other what it is rebuilt from."""
+    for number in range(4):
+        channels = {"n": number} | ({"d": ["v"]} if number == 0 else {})
+        await save(store, scope, namespace="sub", content=state(**channels), delta_channels=("d",))
+    await save(store, scope, content=state(n=1))
+    await move(store, scope, ThinningRule(made_since=ALWAYS), checkpoints_max=2)
+    assert await numbers(admin, scope) == [(1, 1), (2, 2)]
+    before = await aged(admin, scope, 1)
+    assert (await expire(store, scope, before)).segments == 0
+    await aged(admin, scope, 2)
+    assert (await expire(store, scope, before)).segments == 2
+    assert await ids_of(store, scope, namespace="sub") == []
+    await clean(store, scope)
+
+
+async def test_a_list_is_sealed_again_with_the_heads_that_stay_as_they_are(store, scope, admin, volumes):
+    for number, names in enumerate([("", "sub"), ("", "sub"), ("apart", "sub", "")]):
+        for name in names:
+            await save(store, scope, namespace=name, content=state(n=number))
+        if number == 1:
+            await move(store, scope)
+    await move(store, scope, ThinningRule(made_since=ALWAYS))
+    assert await numbers(admin, scope) == [(1, 1), (2, 2)]
+    assert {row["namespace"] for row in await rows(admin, scope, "t1", "heads")} == {""}
+    before = await aged(admin, scope, 1)
+    assert (await expire(store, scope, before)).segments == 1
+    assert len(await ids_of(store, scope, namespace="apart")) == 1
+    await clean(store, scope)
+    assert await store.archives.restore(scope, "t1")
+    await clean(store, scope)
 
 
 # --- as thinning -----------------------------------------------------------------------------------------------------
