@@ -225,6 +225,17 @@ async def test_namespaces_that_are_in_segments_whole_are_gone_and_can_be_begun_a
     await clean(store, scope)
 
 
+async def test_anchored_heads_that_went_are_accounted_for(store, scope, admin):
+    await agent(store, scope, 3)
+    await store.head_anchors.flush()
+    await move(store, scope)
+    assert (await expire(store, scope)).checkpoints == 9
+    assert (await store.verification.subject(scope)).findings == []
+    await store.head_anchors.flush()
+    assert (await store.verification.subject(scope)).findings == []
+    assert await ids_of(store, scope, namespace="work:0") == []
+
+
 async def parted(store, scope, admin, **parts):
     """A namespace with its head in the second volume and a checkpoint in the first, where the root has one in each."""
     ids = []
