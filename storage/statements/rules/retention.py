@@ -306,9 +306,8 @@ class ThreadCounts(Struct, frozen=True):
     volume_at: datetime | None
 
 
-# Since when a segment has what is in it. When a row is written again for another object, the database says that it got
-# it then; the stub says still since when.
-MOVED_AT = "least(stored_at, created_at)"
+# Since when a segment has what is in it, by the database's clock.
+MOVED_AT = "coalesce(stored_at, created_at)"
 
 # What takes more than the thread's own row; heads keep their pending writes. `:leaving`: which heads may leave with
 # their namespaces, as a pattern of its name; null: none. The root's stays.

@@ -288,6 +288,11 @@ UPDATE stateroom.archives SET key_versions = :key_versions, key_version = :key_v
     listed = :listed
 WHERE {_THREAD} AND segment = :segment
 """)
+# When the database got what is in an object, which an exchange of that does not change; null: before it was noted.
+STORED_AT = Statement(f"SELECT stored_at FROM stateroom.archives WHERE {_THREAD} AND segment = :segment", datetime)
+SET_STORED_AT = Statement(
+    f"UPDATE stateroom.archives SET stored_at = :stored_at WHERE {_THREAD} AND segment = :segment"
+)
 LISTED = Statement(f"SELECT listed FROM stateroom.archives WHERE {_THREAD} AND segment = :segment", bytes)
 ADD_LISTED = Statement(f"UPDATE stateroom.archives SET listed = :listed WHERE {_THREAD} AND segment = :segment")
 SET_COLD = Statement(f"UPDATE stateroom.threads SET cold = :cold WHERE {_THREAD}")

@@ -171,14 +171,21 @@ async def test_a_volume_goes_as_a_whole_when_its_newest_segment_is_old_enough(st
     assert await ids_of(store, scope) == ids[-1:]
 
 
-async def test_an_object_that_was_exchanged_is_as_old_as_the_one_before(store, scope, admin):
-    await chat(store, scope, 3)
-    await move(store, scope)
-    [stub] = await rows(admin, scope, "t1", "archives")
-    await admin.execute("UPDATE stateroom.archives SET stored_at = now() + interval '1 hour'")
-    assert (await store.archives.expiring.preview(scope, "t1", stub["created_at"])).segments == 0
-    later = await admin.fetchval("SELECT $1::timestamptz + interval '1 second'", stub["created_at"])
-    assert (await expire(store, scope, later)).segments == 1
+async def test_an_object_that_was_exchanged_is_as_old_as_the_one_before_and_says_what_it_did(
+    store, scope, admin, volumes
+):
+    await chat(store, scope, 5)
+    await move(store, scope, checkpoints_max=2)
+    before = await aged(admin, scope, 1)
+    made = [(row["segment"], row["stored_at"]) for row in await rows(admin, scope, "t1", "archives")]
+    objects = {row["blob_id"] for row in await rows(admin, scope, "t1", "archives")}
+    await finished(store, scope, (await store.rotation.rotate_subject(scope, "tester", complete=True)).job_id)
+    assert objects.isdisjoint(row["blob_id"] for row in await rows(admin, scope, "t1", "archives"))
+    assert sorted((row["segment"], row["stored_at"]) for row in await rows(admin, scope, "t1", "archives")) == sorted(
+        made
+    )
+    assert (await expire(store, scope, before)).segments == 1
+    await clean(store, scope)
 
 
 async def test_what_was_pruned_to_one_checkpoint_moves_and_expires_on(store, scope, admin):
@@ -444,9 +451,22 @@ async def test_savers_and_writers_and_moves_at_the_same_moment_lose_nothing(data
         await clean(store, scope)
 
 
-async def between(store, scope, *works):
+class AtNth(Gate):
+    """Holds whoever arrives at a statement for the n-th time."""
+
+    def __init__(self, statement, number):
+        super().__init__(statement)
+        self._left = number
+
+    async def __call__(self, statement):
+        self._left -= statement == self.statement
+        if not self._left:
+            await super().__call__(statement)
+
+
+async def between(store, scope, *works, gate=None):
     """Let segments go, held before the thread is locked while others work."""
-    gate = Gate(threads_sql.LOCK)
+    gate = gate or Gate(threads_sql.LOCK)
     expiring = Expiring(Steered(store, before=gate).pruning._access, store.audit)
     task = asyncio.create_task(expiring.expire(scope, "t1", ALWAYS, actor="test"))
     await gate.arrival()
@@ -466,6 +486,16 @@ async def test_what_is_saved_before_the_lock_stays_and_what_came_back_does(store
     assert done.checkpoints == 2
     found = await ids_of(store, scope)
     assert (len(found), found[1:]) == (4, ids[:1:-1])
+    await clean(store, scope)
+
+
+async def test_what_came_back_before_its_list_is_read_stays(store, scope, volumes):
+    ids = await chat(store, scope, 5)
+    await move(store, scope, checkpoints_max=2)
+    late = put(store, scope, ids[1], write(1, "c", "late"))
+    done = await between(store, scope, late, gate=AtNth(threads_sql.READ, 2))
+    assert done.checkpoints == 2
+    assert await ids_of(store, scope) == [ids[4], ids[1], ids[0]]
     await clean(store, scope)
 
 
