@@ -198,7 +198,7 @@ class Store:
         self.upgrades = Upgrades(self.unit_of_work, self.features, self.audit, clock)
         self.processes = self.upgrades.processes
         self.retention_policies = RetentionPolicies(
-            self.unit_of_work, self.audit, self.pruning, self.archives.segmenting, self.control
+            self.unit_of_work, self.audit, self.pruning, self.archives, self.control
         )
         self.retaining = Retaining(
             self.unit_of_work, self.audit, clock, Acts(self.threads, self.pruning, self.archives), self.control

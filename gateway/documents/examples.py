@@ -140,7 +140,7 @@ _EFFECTIVE = {
     "idle_ttl_seconds": 2_592_000, "absolute_ttl_seconds": None, "done_ttl_seconds": None, "on_expiry": "archive",
     "checkpoints_max": None, "thinning": None, "pending_writes_seconds": None, "checkpoints_idle_ttl_seconds": None,
     "keep_hot": None, "archive_storage_class": None,
-    "archive_ttl_seconds": 31_536_000, "legal_hold": False,
+    "archive_ttl_seconds": 31_536_000, "segment_ttl_seconds": None, "legal_hold": False,
 }  # fmt: skip
 _CEILINGS = {"absolute_ttl_seconds": 63_072_000}
 _RETENTION = {

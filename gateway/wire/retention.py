@@ -56,8 +56,9 @@ class RetentionPolicy(Request, omit_defaults=True):
     archive is deleted after ``archive_ttl_seconds``. A thread with a quarter more checkpoints than ``checkpoints_max``
     is thinned down to it; ``thinning`` says what else goes; pending writes that nobody resumes from go after
     ``pending_writes_seconds``. Checkpoints of a thread that stays move into segments when they were made, and written
-    to last, longer ago than ``checkpoints_idle_ttl_seconds``, but those that ``keep_hot`` names. ``legal_hold`` keeps
-    everything, whatever else is said; absent, it stays as it is.
+    to last, longer ago than ``checkpoints_idle_ttl_seconds``, but those that ``keep_hot`` names; they are deleted
+    ``segment_ttl_seconds`` after that. ``legal_hold`` keeps everything, whatever else is said; absent, it stays as it
+    is.
     """
 
     idle_ttl_seconds: _RetentionSeconds | None = None
@@ -71,6 +72,7 @@ class RetentionPolicy(Request, omit_defaults=True):
     keep_hot: RetentionThinning | None = None
     archive_storage_class: Word | None = None
     archive_ttl_seconds: _RetentionSeconds | None = None
+    segment_ttl_seconds: _RetentionSeconds | None = None
     legal_hold: bool | None = None
 
 
@@ -84,6 +86,7 @@ class RetentionCeilings(Request, omit_defaults=True):
     pending_writes_seconds: _RetentionSeconds | None = None
     checkpoints_idle_ttl_seconds: _RetentionSeconds | None = None
     archive_ttl_seconds: _RetentionSeconds | None = None
+    segment_ttl_seconds: _RetentionSeconds | None = None
 
 
 class EffectiveRetention(Response):
@@ -100,6 +103,7 @@ class EffectiveRetention(Response):
     keep_hot: RetentionThinning | None
     archive_storage_class: str | None
     archive_ttl_seconds: int | None
+    segment_ttl_seconds: int | None
     legal_hold: bool
 
 
@@ -163,13 +167,14 @@ class SavePolicies(Response):
 class RetentionStep(Response):
     """What becomes of a thread next: at ``at``, or as soon as a round comes by if that is past."""
 
-    action: Literal["archive", "delete", "expire", "segment", "thin"]
+    action: Literal["archive", "delete", "expire", "segment", "segment-expire", "thin"]
     reason: Literal[
         "idle_ttl",
         "absolute_ttl",
         "done_ttl",
         "archive_ttl",
         "checkpoints_idle_ttl",
+        "segment_ttl",
         "checkpoints_max",
         "thinning",
         "pending_writes",
@@ -195,11 +200,11 @@ class ThreadRetention(Response):
 class RetentionForeseen(Response):
     """What a round would do of one sort.
 
-    ``bytes``: what leaves the database sealed, or of ``expire`` the archives' sizes. Of ``thin`` it is an estimate, and
-    ``checkpoints`` and ``pending_writes`` say how many would go.
+    ``bytes``: what leaves the database sealed, or of ``expire`` and ``segment-expire`` the objects' sizes. Of ``thin``
+    it is an estimate, and ``checkpoints`` and ``pending_writes`` say how many would go.
     """
 
-    action: Literal["archive", "delete", "expire", "segment", "thin"]
+    action: Literal["archive", "delete", "expire", "segment", "segment-expire", "thin"]
     threads: int
     bytes: int
     checkpoints: int

@@ -39,6 +39,7 @@ from storage.access.sealing import Sealing
 from storage.administration.audit import GATEWAY_ACTOR, Audit
 from storage.administration.jobs import ARCHIVE_KIND, RESTORE_KIND, Job, Jobs, Lease, Slice, thread_of, thread_target
 from storage.archive.check import ArchiveCheck
+from storage.archive.expiring import Expiring
 from storage.archive.segmenting import Segmenting
 from storage.archive.writing import FRAME_ROWS, write_object
 from storage.blobs.keyspace import BlobLocation
@@ -216,6 +217,7 @@ class Archives:
         """Use the object store of archives, whose life is the caller's; None: nothing can be archived."""
         self.objects = objects
         self.segmenting = Segmenting(sealing, objects, writer, audit)
+        self.expiring = Expiring(sealing, audit)
         self._sealing = sealing
         self._writer = writer
         self._jobs = jobs

@@ -78,6 +78,7 @@ from storage.statements.threads.archives import ENVELOPES, PieceSizeRow, Segment
 from storage.statements.threads.pruning import GarbageRow
 from storage.statements.threads.threads import HeadRow
 from storage.threads.plans import (
+    Gone,
     Guard,
     LockedThread,
     Plan,
@@ -89,7 +90,7 @@ from storage.threads.plans import (
     garbage_of,
     written_since,
 )
-from storage.threads.thinning import CheckpointRef, Leaving, StaleError, ThinningRule, may_leave_whole
+from storage.threads.thinning import CheckpointRef, Entries, Leaving, StaleError, ThinningRule, lines, may_leave_whole
 from storage.tiers.objects import ArchiveObjects
 from storage.tiers.segments import Lists, Segments, open_directory, open_list, open_segments
 from storage.tiers.views import cold_sums, memory_bytes
@@ -178,6 +179,32 @@ class _Draft(msgspec.Struct, frozen=True):
 
     rows: ThreadRows
     refs: list[CheckpointRef]
+
+
+class _Lines(msgspec.Struct, frozen=True):
+    """What the checkpoints of a thread are rebuilt from, as its plan was read.
+
+    Attributes:
+        entries: The checkpoints in the database, by namespace.
+        segments: Where the others are.
+    """
+
+    entries: Mapping[str, Entries]
+    segments: Segments
+
+    def rebuilt_from(self, refs: Sequence[CheckpointRef]) -> list[str]:
+        """As `SegmentList.rebuilt_from`, of these in the order of their ids.
+
+        What a line goes on to in a segment may be rebuilt from anything before it: where that ends is not known here.
+        """
+        found: set[str] = set()
+        for name, ids in _by_name(iter(refs)).items():
+            entries = self.entries[name]
+            here, beyond = lines(entries, (entries[each] for each in ids))
+            cold = {each for each in beyond if self.segments.around(each) is not None}
+            found |= here | cold | ({""} if cold else set())
+        apart = sorted(each for each in found if not refs[0][1] <= each <= refs[-1][1])
+        return [apart[0], apart[-1]] if apart else []
 
 
 class _NewPieces:
@@ -312,6 +339,8 @@ class Segmenting:
                     await run.attempt(request, sealer)
                 except StaleError:
                     continue
+                except Gone:
+                    raise ThreadNotFound from None
                 return request.moved
             raise Unavailable("others were at work on the same checkpoints, again and again")
 
@@ -406,7 +435,7 @@ class Segmenting:
             chosen = await _next_back(transaction, lists, sums, segments, number)
             if chosen is None:
                 return None
-            stubs = [await _stub(transaction, each) for each in segments.of_volume(chosen)]
+            stubs = [await stub_of(transaction, each) for each in segments.of_volume(chosen)]
             listed = {each.segment: await lists.piece_ids(each) for each in segments.of_volume(chosen)}
         self._sealing.row_quotas.require_room(scope)
         async with self._restoring.holding(memory_bytes(stubs[-1]), scope.tenant_id):
@@ -444,7 +473,7 @@ class Segmenting:
             locked = await transaction.fetch_one(threads_sql.LOCK, thread_id=thread_id)
             if locked is None or locked.tier != "hot" or locked.cold is None:
                 raise LostRaceError
-            if await _stub(transaction, stub) != stub:
+            if await stub_of(transaction, stub) != stub:
                 raise LostRaceError
             await self._sealing.check_keys_in(transaction, scope, sealer)
             sums = cold_sums(sealer, thread_id, locked)
@@ -459,11 +488,11 @@ class Segmenting:
                     await transaction.run_many(sql.ADD[table], rows.of(table)[at : at + _READ_ROWS])
             await transaction.fetch_one(sql.DELETE_STUB, thread_id=thread_id, segment=stub.segment)
             sums = sums.without_segment(sealer.without_share, stub, listed)
-            await _set_cold(transaction, sealer, thread_id, locked.created_at, sums, directory)
+            await set_cold(transaction, sealer, thread_id, locked.created_at, sums, directory)
             # The rows are back, and name what they named: only the object loses its reference.
             await self._sealing.offload.ledger.keep(transaction, thread_id)
             await self._audit.append(
-                transaction, scope.tenant_id, actor, "segment.restore", _target(scope, thread_id), _told(stub)
+                transaction, scope.tenant_id, actor, "segment.restore", target_of(scope, thread_id), _told(stub)
             )
 
     async def _add_heads(
@@ -522,6 +551,8 @@ class _Moving:
             plan.doomed = await asyncio.to_thread(doomed_of, plan, choice)
             runs = list(_runs(plan, segments))
             plan.doomed = _by_name(ref for run in runs for ref in run)
+            # What moves first is still what the next segments are rebuilt from.
+            known = _Lines({name: dict(each.entries) for name, each in plan.thread.items()}, segments)
             names, ids = columns_of([ref for run in runs for ref in run])
             garbage: list[GarbageRow] = []
             if runs:
@@ -531,16 +562,17 @@ class _Moving:
             left = run
             while left:
                 number += 1
-                moved, volume = await self._move(request, plan, choice, left, (number, volume))
+                moved, volume = await self._move(request, plan, (choice, known), left, (number, volume))
                 left = left[moved:]
                 await asyncio.sleep(0)
         await self.plans.collect(request, plan, self.plans.chunk_batches(garbage))
 
     async def _move(
-        self, request: _Request, plan: Plan, choice: Leaving, run: Sequence[CheckpointRef], place: tuple[int, _Volume]
-    ) -> tuple[int, _Volume]:
+        self, request: _Request, plan: Plan, chosen: tuple[Leaving, _Lines], run: Sequence[CheckpointRef],
+        place: tuple[int, _Volume],
+    ) -> tuple[int, _Volume]:  # fmt: skip
         """Move as many of these as one segment has; returns how many, and the volume that it is in."""
-        number, volume = place
+        (choice, known), (number, volume) = chosen, place
         if volume.is_closed:
             volume = _Volume()
         async with self.sealing.unit_of_work.snapshot(request.scope) as transaction:
@@ -551,6 +583,7 @@ class _Moving:
         now = self.sealing.clock.now()
         async with self.sealing.offload.ledger.reserving(scope, plan.sealer.without_share, new, now):
             stub, listed, record = await self._written(request, plan, draft, (number, volume), new, now)
+            listed = msgspec.structs.replace(listed, rebuilt_from=known.rebuilt_from(draft.refs))
             await self._flip(request, plan, choice, draft.refs, (stub, listed, record))
         moved = request.moved
         moved.segments += 1
@@ -699,10 +732,10 @@ class _Moving:
             sealed = listed.seal(sealer, stub)
             await transaction.run(sql.ADD_LISTED, thread_id=thread_id, segment=stub.segment, listed=sealed)
             sums = plan.sums.with_segment(sealer.without_share, stub, listed)
-            cold, sums = await _set_cold(transaction, sealer, thread_id, locked.created_at, sums, directory)
+            cold, sums = await set_cold(transaction, sealer, thread_id, locked.created_at, sums, directory)
             await self.audit.append(
                 transaction, request.scope.tenant_id, request.actor, "segment.archive",
-                _target(request.scope, thread_id), _told(stub),
+                target_of(request.scope, thread_id), _told(stub),
             )  # fmt: skip
             locked.taken, locked.ended = refs, [each.namespace for each in heads]
         locked.keep_plan_true()
@@ -829,7 +862,7 @@ async def _next_back(
     return None
 
 
-async def _set_cold(
+async def set_cold(
     transaction: Transaction,
     sealer: Sealer,
     thread_id: str,
@@ -899,7 +932,12 @@ async def _volume(transaction: Transaction, sealer: Sealer, segments: Segments) 
     return _Volume(newest.volume, own[0].hot_bytes, more, frozenset(piece_ids))
 
 
-async def _stub(transaction: Transaction, segment: Stub | SegmentRow) -> Stub:
+async def stub_of(transaction: Transaction, segment: Stub | SegmentRow) -> Stub:
+    """The stub of a segment.
+
+    Raises:
+        LostRaceError: It is not there any more.
+    """
     found = await transaction.fetch_one(sql.SEGMENT_STUB, thread_id=segment.thread_id, segment=segment.segment)
     if found is None:
         raise LostRaceError
@@ -922,7 +960,8 @@ def _bytes_of(rows: ThreadRows, table: str) -> int:
     return len(own) * _ROW_BYTES + (0 if envelope is None else sum(len(row[envelope]) for row in own))
 
 
-def _target(scope: Scope, thread_id: str) -> str:
+def target_of(scope: Scope, thread_id: str) -> str:
+    """A thread, as the audit log names it."""
     return f"thread:{thread_target(scope, thread_id)}"
 
 

@@ -169,11 +169,13 @@ class Rewriting:
             if not await transaction.fetch_all(sql.HOLD_KEY_VERSIONS, key_versions=again.key_versions):
                 raise LostRaceError  # rotated again
             listed = None if not stub.segment else await open_list(transaction, sealer, stub)
+            stored_at = await transaction.fetch_one(sql.STORED_AT, **place)
             await transaction.fetch_one(sql.DELETE_STUB, **place)
             settlement = Settlement(again.blob_id, again.size_bytes, BlobPointer(record.blob_key, record.content_bytes))
             ledger = self._access.offload.ledger
             await ledger.settle(transaction, sealer.without_share, [settlement], stub.thread_id)
             await transaction.run(sql.ADD_STUB, **msgspec.structs.asdict(again))
+            await transaction.run(sql.SET_STORED_AT, **place, stored_at=stored_at)
             if listed is not None:
                 locked = await self._exchange_list(transaction, sealer, locked, (stub, again), listed)
             if locked.tier != "hot":  # its seals are sealed again by nobody else
@@ -190,7 +192,7 @@ class Rewriting:
     ) -> ThreadRow:
         """Exchange a segment's list, and the thread's sums with it; returns the thread with those."""
         stub, again = stubs
-        resealed = SegmentList(listed.checkpoints, listed.piece_ids, _heads_again(sealer, stub, listed.heads))
+        resealed = msgspec.structs.replace(listed, heads=_heads_again(sealer, stub, listed.heads))
         sums = cold_sums(sealer, stub.thread_id, locked)
         cold = sums.with_object(sealer.without_share, stub, again).seal(sealer, stub.thread_id, locked.created_at)
         place = {"thread_id": stub.thread_id, "segment": stub.segment}

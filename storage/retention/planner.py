@@ -12,7 +12,7 @@ says what a round would do. What thinning spares within a thread is decided wher
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -31,12 +31,12 @@ COUNT_MAX = 1_000_000_000
 QUIET_SECONDS = 3600
 
 OnExpiry = Literal["archive", "delete"]
-Action = Literal["archive", "delete", "expire", "segment", "thin"]
+Action = Literal["archive", "delete", "expire", "segment", "segment-expire", "thin"]
 Reason = Literal[
-    "idle_ttl", "absolute_ttl", "done_ttl", "archive_ttl", "checkpoints_idle_ttl", "checkpoints_max", "thinning",
-    "pending_writes",
+    "idle_ttl", "absolute_ttl", "done_ttl", "archive_ttl", "checkpoints_idle_ttl", "segment_ttl", "checkpoints_max",
+    "thinning", "pending_writes",
 ]  # fmt: skip
-ACTIONS: tuple[Action, ...] = ("archive", "delete", "expire", "segment", "thin")
+ACTIONS: tuple[Action, ...] = ("archive", "delete", "expire", "segment", "segment-expire", "thin")
 # Checkpoints leave the database in groups of so many, or when one of them is twice as old as it may become.
 SEGMENT_CHECKPOINTS_MIN = 500
 
@@ -70,6 +70,7 @@ class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
         keep_hot: The checkpoints that stay in the database all the same.
         archive_storage_class: The storage class of archives and segments; None: the bucket's own.
         archive_ttl_seconds: Seconds since the thread was archived, after which it is deleted.
+        segment_ttl_seconds: Seconds since checkpoints moved into a segment, after which they are deleted.
         legal_hold: Whether nothing is removed, whatever else is said and whoever asks.
     """
 
@@ -84,6 +85,7 @@ class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     keep_hot: Thinning | None = None
     archive_storage_class: str | None = None
     archive_ttl_seconds: int | None = None
+    segment_ttl_seconds: int | None = None
     legal_hold: bool | None = None
 
 
@@ -97,13 +99,14 @@ class Ceilings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     pending_writes_seconds: int | None = None
     checkpoints_idle_ttl_seconds: int | None = None
     archive_ttl_seconds: int | None = None
+    segment_ttl_seconds: int | None = None
 
 
 NO_POLICY = Policy()
 NO_CEILINGS = Ceilings()
 _TIMES = (
     "idle_ttl_seconds", "absolute_ttl_seconds", "done_ttl_seconds", "pending_writes_seconds",
-    "checkpoints_idle_ttl_seconds", "archive_ttl_seconds",
+    "checkpoints_idle_ttl_seconds", "archive_ttl_seconds", "segment_ttl_seconds",
 )  # fmt: skip
 
 
@@ -122,6 +125,7 @@ class Effective:
     keep_hot: Thinning | None = None
     archive_storage_class: str | None = None
     archive_ttl_seconds: int | None = None
+    segment_ttl_seconds: int | None = None
     legal_hold: bool = False
 
     @property
@@ -143,6 +147,9 @@ class Facts:
         old_checkpoints: The number of checkpoints behind its newest segment that are older than they may be and no
             head that has to stay.
         has_overdue: Whether one of those is twice as old as it may be, and was not when it was last looked at.
+        segmented: Whether it has segments.
+        volume_at: The moment since which the oldest volume of its segments has been what it is, of those that were not
+            looked at since they were old enough; None: there is none, or they were not counted.
     """
 
     tier: Tier
@@ -156,13 +163,16 @@ class Facts:
     writes_due: bool = False
     old_checkpoints: int = 0
     has_overdue: bool = False
+    segmented: bool = False
+    volume_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """An act that is due, or will be, from the moment ``at`` on; ``reason`` is the policy's field that says so.
 
-    ``delete`` is for a hot thread, ``expire`` for an archived one.
+    ``delete`` is for a hot thread, ``expire`` for an archived one; ``segment-expire`` is for some of the segments of a
+    thread that stays.
     """
 
     action: Action
@@ -223,6 +233,7 @@ def removes(policy: Policy) -> bool:
         policy.on_expiry == "delete"
         or (policy.on_expiry is None and any(seconds is not None for seconds in ends))
         or policy.archive_ttl_seconds is not None
+        or policy.segment_ttl_seconds is not None
         or policy.checkpoints_max is not None
         or policy.thinning is not None
         or policy.pending_writes_seconds is not None
@@ -239,7 +250,8 @@ def removes_sooner(before: Effective, after: Effective) -> bool:
         deletes = policy.on_expiry == "delete"
         for seconds in (policy.idle_ttl_seconds, policy.absolute_ttl_seconds, policy.done_ttl_seconds):
             yield seconds if deletes else None
-        yield from (policy.archive_ttl_seconds, policy.checkpoints_max, policy.pending_writes_seconds)
+        yield from (policy.archive_ttl_seconds, policy.segment_ttl_seconds)
+        yield from (policy.checkpoints_max, policy.pending_writes_seconds)
 
     return (after.thinning is not None and after.thinning != before.thinning) or any(
         new is not None and (old is None or new < old) for old, new in zip(terms(before), terms(after), strict=True)
@@ -289,10 +301,26 @@ def _ends(policy: Effective, facts: Facts) -> Iterator[Plan]:
         yield Plan(action, "done_ttl", _after(facts.updated_at, policy.done_ttl_seconds))
 
 
+def _segment_end(policy: Effective, facts: Facts) -> Plan | None:
+    """When the oldest volume of a thread's segments has been there for long enough."""
+    seconds = policy.segment_ttl_seconds
+    if seconds is None or facts.volume_at is None or not may_expire_segments(policy, facts):
+        return None
+    return Plan("segment-expire", "segment_ttl", _after(facts.volume_at, seconds))
+
+
 def outlook(policy: Effective, facts: Facts) -> Plan | None:
     """What time alone will do to a thread next, and when; None: nothing. A legal hold leaves only archiving."""
-    ends = [each for each in _ends(policy, facts) if each.action == "archive" or not policy.legal_hold]
+    of_segments = _segment_end(policy, facts)
+    ends = _standing_ends(policy, facts)
+    if of_segments is not None:
+        ends.append(of_segments)
     return min(ends, key=lambda each: each.at, default=None)
+
+
+def _standing_ends(policy: Effective, facts: Facts) -> list[Plan]:
+    """The ends of a thread that a hold does not forbid."""
+    return [each for each in _ends(policy, facts) if each.action == "archive" or not policy.legal_hold]
 
 
 def may_thin(policy: Effective, facts: Facts) -> bool:
@@ -303,6 +331,17 @@ def may_thin(policy: Effective, facts: Facts) -> bool:
 def may_segment(policy: Effective, facts: Facts) -> bool:
     """Whether `plan` may say ``segment`` when it is known what a thread has. A hold does not keep it from that."""
     return policy.checkpoints_idle_ttl_seconds is not None and facts.tier == "hot" and not facts.client_share
+
+
+def may_expire_segments(policy: Effective, facts: Facts) -> bool:
+    """Whether `plan` may say ``segment-expire`` when it is known what a thread has."""
+    return (
+        policy.segment_ttl_seconds is not None
+        and not policy.legal_hold
+        and facts.tier == "hot"
+        and facts.segmented
+        and not facts.client_share
+    )
 
 
 def too_many(policy: Effective, checkpoints: int | None) -> bool:
@@ -316,10 +355,21 @@ def plan(policy: Effective, facts: Facts, now: datetime) -> Plan | None:
 
     ``now`` is by the database's clock, which the times of ``facts`` are from.
     """
-    due = outlook(policy, facts)
+    due = min(_standing_ends(policy, facts), key=lambda each: each.at, default=None)
+    if due is not None and due.at <= now:
+        return due
+    due = _segment_end(policy, facts)
     if due is not None and due.at <= now:
         return due
     return _thinned(policy, facts) or _segmented(policy, facts)
+
+
+def plan_besides(policy: Effective, facts: Facts, due: Plan, now: datetime) -> Plan | None:
+    """What is to be done with a thread after what was due; None: nothing now.
+
+    What goes of its segments leaves the rest of it as it was.
+    """
+    return plan(policy, replace(facts, volume_at=None), now) if due.action == "segment-expire" else None
 
 
 def _segmented(policy: Effective, facts: Facts) -> Plan | None:

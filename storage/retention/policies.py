@@ -24,8 +24,9 @@ from msgspec import structs
 
 from crypto import KeyDestroyed
 from storage.administration.audit import LOCAL_ACTOR, Audit
-from storage.archive.moving import KeepHot
-from storage.archive.segmenting import Moved, Segmenting
+from storage.archive.expiring import Expired
+from storage.archive.moving import Archives, KeepHot
+from storage.archive.segmenting import Moved
 from storage.blobs.store import STORAGE_CLASSES
 from storage.concurrency.turns import Pauses
 from storage.control.features import COLD_NAMESPACES
@@ -54,10 +55,12 @@ from storage.retention.planner import (
     Thinning,
     check_ceilings,
     check_policy,
+    may_expire_segments,
     may_segment,
     may_thin,
     outlook,
     plan,
+    plan_besides,
     resolve,
 )
 from storage.scope import OperatorScope, Scope, TenantListing, TenantScope, check_id
@@ -82,6 +85,8 @@ AGENT_POLICY_ROWS_MAX = 2 * AGENT_POLICIES_MAX
 # Threads of one page of a preview, and how long it may take: thinning opens what it would thin.
 PREVIEW_ROWS = 500
 PREVIEW_SECONDS = 5.0
+# What is done to a thread that stays; what it takes is counted.
+BESIDES: frozenset[Action] = frozenset({"segment", "segment-expire", "thin"})
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 _encoder = json_encoder(order="deterministic")
@@ -263,6 +268,11 @@ def segment_rule_of(policy: Effective, now: datetime) -> ThinningRule:
     ).rule(now)
 
 
+def segments_before(policy: Effective, now: datetime) -> datetime:
+    """The moment before which segments were made that go under a policy, which has a time for it."""
+    return now - timedelta(seconds=policy.segment_ttl_seconds or 0)
+
+
 async def read_policies(
     transaction: Transaction, control: ControlRows, tenant_id: UUID, agents: Iterable[str | None]
 ) -> TenantPolicies:
@@ -335,15 +345,20 @@ def glance(
         client_share=row.client_share,
         archived_at=row.archived_at,
         changed=thinned_until is None or touched >= thinned_until,
+        segmented=row.segmented,
     )
     due = plan(policy, facts, row.present if now is None else now)
-    ended = due is not None and due.action not in {"segment", "thin"}
+    ended = due is not None and due.action not in BESIDES
     window = policy.pending_writes_seconds
     # A write that became due since the last time was written when the thread was touched, at the latest.
     aged = window is not None and (
         thinned_until is None or touched + timedelta(seconds=window) >= thinned_until or facts.changed
     )
-    counts = not ended and ((may_thin(policy, facts) and (facts.changed or aged)) or may_segment(policy, facts))
+    counts = not ended and (
+        (may_thin(policy, facts) and (facts.changed or aged))
+        or may_segment(policy, facts)
+        or may_expire_segments(policy, facts)
+    )
     return Examined(row, policy, facts, due), counts
 
 
@@ -370,6 +385,7 @@ async def count(
         overdue_before=None if ttl is None else now - 2 * ttl,
         overdue_since=_BEGINNING if looked_at is None or ttl is None else looked_at - 2 * ttl,
         leaving=None if ttl is None or not control.features.is_on(COLD_NAMESPACES) else _leaving(seen.policy),
+        volumes_since=_volumes_since(seen, looked_at),
     )
     due = seen.policy.pending_writes_seconds is not None and counts.writes_due
     facts = replace(
@@ -378,8 +394,25 @@ async def count(
         writes_due=due,
         old_checkpoints=counts.old_checkpoints,
         has_overdue=counts.has_overdue,
+        volume_at=counts.volume_at,
     )
     return Examined(seen.row, seen.policy, facts, plan(seen.policy, facts, now))
+
+
+def besides(seen: Examined, now: datetime | None = None) -> Examined:
+    """The same after what was due of it was done, with what is due besides."""
+    assert seen.plan is not None  # noqa: S101  for the type checker: the caller looked
+    return replace(
+        seen, plan=plan_besides(seen.policy, seen.facts, seen.plan, seen.row.present if now is None else now)
+    )
+
+
+def _volumes_since(seen: Examined, looked_at: datetime | None) -> datetime | None:
+    """Volumes of segments that were made before that and are to go were found to be needed; None: none may go."""
+    seconds = seen.policy.segment_ttl_seconds
+    if seconds is None or not may_expire_segments(seen.policy, seen.facts):
+        return None
+    return _BEGINNING if looked_at is None else looked_at - timedelta(seconds=seconds)
 
 
 def _leaving(policy: Effective) -> str:
@@ -443,13 +476,13 @@ class RetentionPolicies:
         unit_of_work: UnitOfWork,
         audit: Audit,
         pruning: Pruning,
-        segmenting: Segmenting,
+        archives: Archives,
         control: ControlRows,
     ) -> None:
         self._unit_of_work = unit_of_work
         self._audit = audit
         self._pruning = pruning
-        self._segmenting = segmenting
+        self._archives = archives
         self._control = control
 
     async def _require_segments(self, bounds: Policy | Ceilings) -> None:
@@ -458,8 +491,9 @@ class RetentionPolicies:
         Raises:
             FeatureOff: An older build may run, which does not know what is said of segments.
         """
-        if bounds.checkpoints_idle_ttl_seconds is not None or (isinstance(bounds, Policy) and bounds.keep_hot):
-            await self._segmenting.require_feature()
+        times = (bounds.checkpoints_idle_ttl_seconds, bounds.segment_ttl_seconds)
+        if any(each is not None for each in times) or (isinstance(bounds, Policy) and bounds.keep_hot):
+            await self._archives.segmenting.require_feature()
 
     async def delay(self, scope: TenantScope, seconds: float) -> None:
         """Let no round begin for so many seconds; one that is under way goes on."""
@@ -760,7 +794,7 @@ class RetentionPolicies:
                     hot.setdefault(row.subject_id, []).append(seen)
                 else:
                     _foresee(page, seen, seen.row.size_bytes or 0)
-            if seen.plan is not None and seen.plan.action in {"segment", "thin"} and time.monotonic() > until:
+            if seen.plan is not None and seen.plan.action in BESIDES and time.monotonic() > until:
                 break
         await self._weigh(page, scope, hot)
         if threads and (page.threads < len(threads) or len(threads) == rows):
@@ -777,19 +811,27 @@ class RetentionPolicies:
                 rows = await transaction.fetch_all(sql.HOT_BYTES, thread_ids=ids)
             size = {row.thread_id: row.bytes for row in rows}
             for each in seen:
-                thread_id = each.row.thread_id
-                if each.plan is not None and each.plan.action == "segment":
-                    moved = await self._segmented(subject, each, page.now)
-                    part = moved.checkpoints / max(each.facts.checkpoints or 0, 1)
-                    _foresee(page, each, int(size[thread_id] * min(part, 1.0)), moved)
-                    continue
-                if each.plan is None or each.plan.action != "thin":
-                    _foresee(page, each, size[thread_id])
-                    continue
-                removal = await self._thinned(subject, each, page.now)
-                if removal.checkpoints or each.facts.writes_due:
-                    part = removal.checkpoints / max(each.facts.checkpoints or 0, 1)
-                    _foresee(page, each, int(size[thread_id] * min(part, 1.0)), removal)
+                following = each
+                while following.plan is not None:
+                    await self._weigh_one(page, subject, following, size[each.row.thread_id])
+                    following = besides(following, page.now)
+
+    async def _weigh_one(self, page: PreviewPage, scope: Scope, seen: Examined, size: int) -> None:
+        """Add one act that is due of a hot thread, whose envelopes have a size."""
+        action = None if seen.plan is None else seen.plan.action
+        if action == "segment-expire":
+            expired = await self._expired(scope, seen, page.now)
+            if expired.segments:
+                removal = Removal(threads=0, checkpoints=expired.checkpoints, pending_writes=expired.pending_writes)
+                _foresee(page, seen, expired.size_bytes, removal)
+            return
+        if action not in {"segment", "thin"}:
+            _foresee(page, seen, size)
+            return
+        removal = await (self._segmented if action == "segment" else self._thinned)(scope, seen, page.now)
+        if action == "segment" or removal.checkpoints or seen.facts.writes_due:
+            part = removal.checkpoints / max(seen.facts.checkpoints or 0, 1)
+            _foresee(page, seen, int(size * min(part, 1.0)), removal)
 
     async def _thinned(self, scope: Scope, seen: Examined, now: datetime) -> Removal:
         try:
@@ -800,10 +842,19 @@ class RetentionPolicies:
     async def _segmented(self, scope: Scope, seen: Examined, now: datetime) -> Removal:
         """What would leave the database; nothing of it would be removed."""
         try:
-            moved = await self._segmenting.preview(scope, seen.row.thread_id, segment_rule_of(seen.policy, now))
+            moved = await self._archives.segmenting.preview(
+                scope, seen.row.thread_id, segment_rule_of(seen.policy, now)
+            )
         except (StorageError, KeyDestroyed):  # as `_thinned`
             moved = Moved()
         return Removal(threads=0, checkpoints=moved.checkpoints, pending_writes=moved.pending_writes)
+
+    async def _expired(self, scope: Scope, seen: Examined, now: datetime) -> Expired:
+        """What would be removed with segments."""
+        try:
+            return await self._archives.expiring.preview(scope, seen.row.thread_id, segments_before(seen.policy, now))
+        except (StorageError, KeyDestroyed):  # as `_thinned`
+            return Expired()
 
 
 def _without_hold(seen: Examined, now: datetime) -> Plan | None:

@@ -52,7 +52,9 @@ from storage.errors import (
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.retention.planner import ACTIONS, Action, Plan
 from storage.retention.policies import (
+    BESIDES,
     Examined,
+    besides,
     effective_of,
     examine,
     glance,
@@ -60,6 +62,7 @@ from storage.retention.policies import (
     read_policies,
     rule_of,
     segment_rule_of,
+    segments_before,
 )
 from storage.scope import OperatorScope, Scope, TenantListing, TenantScope
 from storage.statements.rules import retention as sql
@@ -104,10 +107,11 @@ class Round(Tally):
     """What rounds did.
 
     ``tenants`` came to the end of their round. ``expired`` threads were deleted from the archive, ``deleted`` ones were
-    hot. Of ``segmented`` threads older checkpoints moved into segments. ``checkpoints`` and ``pending_writes`` were
-    removed by thinning. ``bytes`` is the size of envelopes that archiving and moving took from the database, and of
-    objects that expired. ``held`` threads are under a legal hold. ``left``
-    acts could not be done now, ``failed`` ones cannot be done, because what they are about is damaged.
+    hot. Of ``segmented`` threads older checkpoints moved into segments, and of ``segments_expired`` ones old segments
+    were removed. ``checkpoints`` and ``pending_writes`` were removed by thinning and with segments. ``bytes`` is the
+    size of envelopes that archiving and moving took from the database, and of objects that expired. ``held`` threads
+    are under a legal hold. ``left`` acts could not be done now, ``failed`` ones cannot be done, because what they are
+    about is damaged.
     """
 
     tenants: int = 0
@@ -117,6 +121,7 @@ class Round(Tally):
     expired: int = 0
     thinned: int = 0
     segmented: int = 0
+    segments_expired: int = 0
     checkpoints: int = 0
     pending_writes: int = 0
     bytes: int = 0
@@ -428,8 +433,13 @@ class Retaining(Rounds[Round, RetentionCensus]):
         except IntegrityFailure:
             round_.failed += 1
             return
-        if seen is None or seen.plan is None:
-            return
+        while seen is not None and seen.plan is not None:
+            await self._do_one(lease, round_, scope, thread_id, seen)
+            seen = besides(seen)
+
+    async def _do_one(self, lease: _Lease, round_: Round, scope: Scope, thread_id: str, seen: Examined) -> None:
+        """Do one of the acts that are due of a thread, and put on record what came of it."""
+        assert seen.plan is not None  # noqa: S101  for the type checker: the caller looked
         await self._pace.turn()
         if time.monotonic() - lease.renewed > RENEW_SECONDS:
             lease.renewed = time.monotonic()  # the others need not
@@ -446,7 +456,7 @@ class Retaining(Rounds[Round, RetentionCensus]):
             round_.failed += outcome == "failed"
             progress.leave(seen.plan)
             progress.again |= outcome == "left"
-            progress.unfinished |= outcome == "left" and seen.plan.action in {"segment", "thin"}
+            progress.unfinished |= outcome == "left" and seen.plan.action in BESIDES
 
     async def _outcome(self, lease: _Lease, round_: Round, scope: Scope, thread_id: str, seen: Examined) -> Outcome:
         try:
@@ -497,6 +507,8 @@ class Retaining(Rounds[Round, RetentionCensus]):
             return True
         if due.action == "segment":
             return await self._segment(round_, scope, thread_id, seen)
+        if due.action == "segment-expire":
+            return await self._expire_segments(round_, scope, thread_id, seen)
         return await self._thin(round_, scope, thread_id, seen)
 
     async def _segment(self, round_: Round, scope: Scope, thread_id: str, seen: Examined) -> bool:
@@ -511,6 +523,20 @@ class Retaining(Rounds[Round, RetentionCensus]):
         round_.segmented += moved.segments > 0
         round_.bytes += moved.hot_bytes
         return moved.segments > 0
+
+    async def _expire_segments(self, round_: Round, scope: Scope, thread_id: str, seen: Examined) -> bool:
+        expired = await self._acts.archives.expiring.expire(
+            scope,
+            thread_id,
+            segments_before(seen.policy, seen.row.present),
+            actor=GATEWAY_ACTOR,
+            guard=self._still_said(scope, thread_id, seen),
+        )
+        round_.segments_expired += expired.segments > 0
+        round_.checkpoints += expired.checkpoints
+        round_.pending_writes += expired.pending_writes
+        round_.bytes += expired.size_bytes
+        return expired.segments > 0
 
     def _still_due(self, scope: Scope, thread_id: str, seen: Examined) -> Guard:
         """Ask under the thread's lock whether the act is still due by the policies of this moment, and record it.

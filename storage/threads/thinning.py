@@ -79,7 +79,13 @@ def needed(entries: Entries, survivors: Iterable[Entry]) -> set[str]:
 
     A survivor that holds a channel's value itself is rebuilt from nothing.
     """
+    return lines(entries, survivors)[0]
+
+
+def lines(entries: Entries, survivors: Iterable[Entry]) -> tuple[set[str], set[str]]:
+    """The ancestors that are `needed`, and those that would be next where a line leaves ``entries``."""
     found: set[str] = set()
+    beyond: set[str] = set()
     seen: dict[str, set[str]] = {}
     for survivor in survivors:
         for channel in survivor.delta_channels:
@@ -93,7 +99,9 @@ def needed(entries: Entries, survivors: Iterable[Entry]) -> set[str]:
                 if channel in entries[at].channels:
                     break
                 at = entries[at].parent_id
-    return found
+            if at is not None and at not in entries:
+                beyond.add(at)
+    return found, beyond
 
 
 def children_of(entries: Entries) -> Counter[str]:

@@ -12,7 +12,7 @@ from storage.retention.planner import Ceilings, Effective, Facts, Policy, Thinni
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 SECONDS = st.one_of(st.none(), st.integers(1, 10_000))
 COUNTS = st.one_of(st.none(), st.integers(1, 1_000))
-TTLS = ("idle_ttl_seconds", "absolute_ttl_seconds", "done_ttl_seconds", "archive_ttl_seconds")
+TTLS = ("segment_ttl_seconds", "idle_ttl_seconds", "absolute_ttl_seconds", "done_ttl_seconds", "archive_ttl_seconds")
 TIMES = dict.fromkeys((*TTLS, "pending_writes_seconds"), SECONDS)
 THINNING = st.one_of(st.none(), st.builds(Thinning, every=st.integers(1, 100), keep_last=st.integers(0, 10)))
 POLICIES = st.builds(
@@ -42,6 +42,8 @@ def threads(draw):
         changed=draw(st.booleans()),
         checkpoints=draw(COUNTS),
         writes_due=draw(st.booleans()),
+        segmented=draw(st.booleans()),
+        volume_at=draw(st.one_of(st.none(), MOMENTS)),
     )
 
 
@@ -98,8 +100,8 @@ def test_nothing_is_above_its_ceiling_and_nothing_else_is_touched(levels, ceilin
 def test_each_tier_gets_only_what_can_be_done_there(levels, ceilings, facts):
     due = plan(resolve(levels, ceilings), facts, NOW)
     if due is not None:
-        assert due.action in ({"archive", "delete", "thin"} if facts.tier == "hot" else {"expire"})
-        assert due.action != "thin" or not facts.client_share
+        assert due.action in ({"archive", "delete", "segment-expire", "thin"} if facts.tier == "hot" else {"expire"})
+        assert due.action not in {"segment-expire", "thin"} or not facts.client_share
 
 
 @given(st.integers(1, 1_000), st.integers(0, 3_000), threads())

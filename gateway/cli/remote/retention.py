@@ -39,6 +39,12 @@ _CAPPED = (
         help="When older checkpoints of a thread that stays move into segments, or none.",
     ),
     click.option("--archive-ttl", "archive_ttl_seconds", type=_PERIOD, help="How long archives stay, or none."),
+    click.option(
+        "--segment-ttl",
+        "segment_ttl_seconds",
+        type=_PERIOD,
+        help="How long older checkpoints stay in segments, or none.",
+    ),
 )
 _MORE = (
     click.option(

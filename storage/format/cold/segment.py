@@ -127,17 +127,22 @@ class SegmentList(msgspec.Struct, frozen=True):
         checkpoints: Its checkpoints, by id and namespace.
         piece_ids: The ids of the pieces in its object, packed.
         heads: The heads of the namespaces that left with it.
+        rebuilt_from: The least and the greatest id outside of its range of what its checkpoints are rebuilt from by
+            their delta channels; empty: there is nothing. None: it was written before this was said.
     """
 
     checkpoints: list[ListedCheckpoint]
     piece_ids: bytes
     heads: list[ListedHead] = []
+    rebuilt_from: list[str] | None = None
 
     def seal(self, sealer: Sealer, segment: Segment) -> bytes:
         """The ``listed`` column of the segment's stub; it takes no client-held share."""
-        record: tuple[object, ...] = (self.checkpoints, self.piece_ids, FORMAT)
-        if self.heads:
-            record = (self.checkpoints, self.piece_ids, HEADS_FORMAT, self.heads)
+        record: tuple[object, ...] = (self.checkpoints, self.piece_ids, HEADS_FORMAT if self.heads else FORMAT)
+        if self.heads or self.rebuilt_from is not None:
+            record += (self.heads,)
+        if self.rebuilt_from is not None:
+            record += (self.rebuilt_from,)
         return sealer.without_share.seal(Kind.SEGMENT, _list_location(segment), encode_msgpack(record))
 
     @classmethod
@@ -153,7 +158,7 @@ class SegmentList(msgspec.Struct, frozen=True):
         opened = _opened(_List, sealer, _list_location(segment), envelope)
         if opened.format != (HEADS_FORMAT if opened.heads else FORMAT):
             raise IntegrityFailure("the list of a segment is of a newer format")
-        return cls(opened.checkpoints, opened.piece_ids, opened.heads)
+        return cls(opened.checkpoints, opened.piece_ids, opened.heads, opened.rebuilt_from)
 
     def live_sets(self) -> dict[str, LiveSet]:
         """The live set of the checkpoints of each namespace."""
@@ -176,6 +181,7 @@ class _List(msgspec.Struct, array_like=True, frozen=True):
     piece_ids: bytes
     format: int
     heads: list[ListedHead] = []
+    rebuilt_from: list[str] | None = None
 
 
 class Directory(msgspec.Struct, frozen=True):
@@ -348,6 +354,43 @@ class ColdSums(msgspec.Struct, frozen=True):
             heads=heads,
         )
 
+    def without_checkpoints(self, macs: Macs, segment: Segment, listed: SegmentList) -> "ColdSums":
+        """With one segment less, and nothing of it anywhere else; `with_directory` is for the caller.
+
+        The namespaces whose heads are in it are gone; `with_head` says what became of those that have theirs in
+        another segment.
+
+        Raises:
+            IntegrityFailure: It is not among these.
+        """
+        live, namespaces, ended, heads = dict(self.live), self.namespaces, self.ended, self.heads
+        for head in listed.heads:
+            namespaces = namespaces.subtract(head.mac)
+            heads = heads.subtract(head_digest(head.namespace, head.head_id, head.sequence))
+        for name, some in listed.live_sets().items():
+            if name not in live:
+                ended = ended.part(some)
+                continue
+            live[name] = live[name].part(some)
+            if not live[name].count:
+                del live[name]
+        return msgspec.structs.replace(
+            self,
+            live=live,
+            writes=self.writes.part(listed.writes),
+            segments=self.segments.subtract(segment_mac(macs, segment)),
+            namespaces=namespaces,
+            ended=ended,
+            heads=heads,
+        )
+
+    def with_head(self, before: ListedHead, after: ListedHead) -> "ColdSums":
+        """With a head in a segment that went on, because some of its checkpoints in other segments are gone."""
+        heads = self.heads.subtract(head_digest(before.namespace, before.head_id, before.sequence))
+        return msgspec.structs.replace(
+            self, heads=heads.add(head_digest(after.namespace, after.head_id, after.sequence))
+        )
+
     def with_object(self, macs: Macs, before: Segment, after: Segment) -> "ColdSums":
         """With a segment's object exchanged for another one that has the same checkpoints.
 
@@ -411,6 +454,13 @@ class ColdSums(msgspec.Struct, frozen=True):
         heads = _live((namespaces.count, record.heads))
         writes, segments = _live(record.writes), _live(record.segments)
         return cls(incarnation, live, writes, segments, namespaces, ended, heads, record.directory)
+
+
+def may_need(rebuilt_from: list[str] | None, first_id: str, last_id: str) -> bool:
+    """Whether what is rebuilt from that (`SegmentList.rebuilt_from`) may need a checkpoint between these ids."""
+    if rebuilt_from is None:
+        return True
+    return bool(rebuilt_from) and rebuilt_from[0] <= last_id and first_id <= rebuilt_from[-1]
 
 
 def head_digest(namespace: str, head_id: str, sequence: int) -> bytes:

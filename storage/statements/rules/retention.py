@@ -234,6 +234,7 @@ class FactsRow(Struct, frozen=True):
         size_bytes: The size of an archived thread's object.
         hot_bytes: The size of an archived thread's envelopes before it was archived.
         policy: What the thread says; None: it never said anything.
+        segmented: Whether it has segments.
     """
 
     subject_id: str
@@ -243,6 +244,7 @@ class FactsRow(Struct, frozen=True):
     tier: Tier
     client_share: bool
     activity: int
+    segmented: bool
     updated_at: datetime
     created_at: datetime
     archived_at: datetime | None
@@ -260,6 +262,7 @@ class FactsRow(Struct, frozen=True):
 # A build from before revision a23 imports a thread as if it had been written to when its file says.
 _FACTS = """
 SELECT t.subject_id, t.thread_id, t.agent, t.status, t.tier, t.client_share, t.activity,
+    t.cold IS NOT NULL AS segmented,
     greatest(t.updated_at, t.began_at) AS updated_at,
     coalesce(t.began_at, t.created_at) AS created_at, coalesce(a.stored_at, a.created_at) AS archived_at,
     statement_timestamp() AS present,
@@ -293,18 +296,23 @@ class ThreadCounts(Struct, frozen=True):
     """How many checkpoints a thread has, whether any of its pending writes is due, and which checkpoints are old.
 
     ``old_checkpoints`` are behind its newest segment, and no head that stays; ``has_overdue``: one is older still.
+    ``volume_at`` is when the newest segment was made of the volume of which that is longest ago.
     """
 
     checkpoints: int
     writes_due: bool
     old_checkpoints: int
     has_overdue: bool
+    volume_at: datetime | None
 
+
+# Since when a segment has what is in it, by the database's clock.
+MOVED_AT = "coalesce(stored_at, created_at)"
 
 # What takes more than the thread's own row; heads keep their pending writes. `:leaving`: which heads may leave with
 # their namespaces, as a pattern of its name; null: none. The root's stays.
 COUNTS_OF = Statement(
-    """
+    f"""
 SELECT
     (SELECT count(*) FROM stateroom.checkpoints
     WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id)
@@ -317,7 +325,12 @@ SELECT
           AND NOT EXISTS (SELECT FROM stateroom.heads h WHERE h.tenant_id = :tenant_id AND h.subject_id = :subject_id
               AND h.thread_id = :thread_id AND h.namespace = w.namespace AND h.head_id = w.checkpoint_id)
     ) AS writes_due,
-    old.count AS old_checkpoints, old.has_overdue
+    old.count AS old_checkpoints, old.has_overdue,
+    (SELECT min(v.moved_at) FROM (
+        SELECT max({MOVED_AT}) AS moved_at FROM stateroom.archives
+        WHERE :volumes_since::timestamptz IS NOT NULL AND tenant_id = :tenant_id AND subject_id = :subject_id
+          AND thread_id = :thread_id AND segment > 0
+        GROUP BY volume) v WHERE v.moved_at >= :volumes_since) AS volume_at
 FROM (
     SELECT count(*) AS count, coalesce(bool_or(
         c.created_at < :overdue_before AND c.created_at >= :overdue_since), false) AS has_overdue

@@ -15,6 +15,7 @@ from storage.format.cold.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, TAB
 from storage.model import HistoryQuery
 from storage.postgres.statement import Statement, columns
 from storage.postgres.tables import metadata
+from storage.statements.rules.retention import MOVED_AT
 
 _OWNER = ("tenant_id", "subject_id")
 _STAYS = {*_OWNER, "stored_at"}
@@ -265,6 +266,33 @@ FROM stateroom.archives WHERE {_THREAD} AND segment > 0
 )
 SEGMENT_STUBS = Statement(f"SELECT {_STUB} FROM stateroom.archives WHERE {_THREAD} AND segment > 0", Stub)
 SEGMENT_STUB = Statement(f"SELECT {_STUB} FROM stateroom.archives WHERE {_THREAD} AND segment = :segment", Stub)
+
+
+class SegmentAgeRow(msgspec.Struct, frozen=True):
+    """Since when a segment has what is in it, and the size of its object."""
+
+    segment: int
+    moved_at: datetime
+    size_bytes: int
+
+
+SEGMENT_AGES = Statement(
+    f"SELECT segment, {MOVED_AT} AS moved_at, size_bytes FROM stateroom.archives WHERE {_THREAD} AND segment > 0",
+    SegmentAgeRow,
+)
+DELETE_SEGMENTS = Statement(
+    f"DELETE FROM stateroom.archives WHERE {_THREAD} AND segment = ANY(:segments::integer[]) RETURNING segment", int
+)
+RESEAL_SEGMENT = Statement(f"""
+UPDATE stateroom.archives SET key_versions = :key_versions, key_version = :key_version, sealed = :sealed,
+    listed = :listed
+WHERE {_THREAD} AND segment = :segment
+""")
+# When the database got what is in an object, which an exchange of that does not change; null: before it was noted.
+STORED_AT = Statement(f"SELECT stored_at FROM stateroom.archives WHERE {_THREAD} AND segment = :segment", datetime)
+SET_STORED_AT = Statement(
+    f"UPDATE stateroom.archives SET stored_at = :stored_at WHERE {_THREAD} AND segment = :segment"
+)
 LISTED = Statement(f"SELECT listed FROM stateroom.archives WHERE {_THREAD} AND segment = :segment", bytes)
 ADD_LISTED = Statement(f"UPDATE stateroom.archives SET listed = :listed WHERE {_THREAD} AND segment = :segment")
 SET_COLD = Statement(f"UPDATE stateroom.threads SET cold = :cold WHERE {_THREAD}")

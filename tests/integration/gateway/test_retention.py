@@ -111,7 +111,9 @@ async def test_who_may_not_delete_sets_no_policy_that_does(gateway, client):
     own = await thread(client)
     path = f"/v1/threads/{own}/retention"
     async with await as_subject(gateway, client, "state:read", "state:write") as writer:
-        for policy in ({"idle_ttl_seconds": 1}, {"on_expiry": "delete"}, {"checkpoints_max": 1}):
+        for policy in (
+            {"idle_ttl_seconds": 1}, {"on_expiry": "delete"}, {"checkpoints_max": 1}, {"segment_ttl_seconds": 1},
+        ):  # fmt: skip
             assert_problem(await writer.put(path, json=policy), 403, "permission-denied")
         archiving = {"idle_ttl_seconds": DAY, "on_expiry": "archive"}
         assert (await writer.put(path, json=archiving)).json()["policy"] == archiving

@@ -225,7 +225,7 @@ async def test_rows_that_others_go_before_are_in_memory_for_no_more_readers_than
             schemas_sql.ADD, schema="s", number=1, definition=b"{}", created_at=WHEN, **proof._asdict()
         )
     await SavePolicies(readers, store.audit, control).get(tenant)
-    await RetentionPolicies(readers, store.audit, store.pruning, store.archives.segmenting, control).get(tenant)
+    await RetentionPolicies(readers, store.audit, store.pruning, store.archives, control).get(tenant)
     await StateSchemas(readers, store.audit, SystemClock(), control, store.workers).get(tenant, "s")
     assert control.count == 2 * ROWS + 1
     assert control.outside == 0
@@ -235,7 +235,7 @@ async def test_what_holds_for_a_thread_takes_no_policies_of_other_agents(store, 
     tenant = TenantScope(scope.tenant_id)
     await save(store, scope, agent="agent-1")
     control = CountedChecks(store.control)
-    asked = RetentionPolicies(store.unit_of_work, store.audit, store.pruning, store.archives.segmenting, control)
+    asked = RetentionPolicies(store.unit_of_work, store.audit, store.pruning, store.archives, control)
     said = await asked.get_thread(scope, "t1")
     assert said.effective.idle_ttl_seconds == 3600
     assert control.count == 1

@@ -4,6 +4,7 @@ import asyncio
 import re
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from unittest.mock import ANY
 from uuid import uuid4
 
 import pytest
@@ -28,6 +29,7 @@ from storage.retention.rounds import Acts, Retaining, RoundLimits
 from storage.scope import OperatorScope, Scope, TenantListing, TenantScope
 from storage.statements.rules import retention as retention_sql
 from storage.threads.holds import refuse_held
+from storage.threads.thinning import ThinningRule
 from storage.threads.verbs import Threads
 from tests.support.archive_rows import fill, fsck, moved, opened
 from tests.support.features import switch_on
@@ -896,7 +898,96 @@ async def test_held_checkpoints_move_and_none_is_removed(database, root_key, sco
 
 async def test_nothing_is_said_of_segments_while_an_older_build_may_run(store, tenant, admin):
     await admin.execute("DELETE FROM stateroom.deployment_features WHERE feature = $1", SEGMENTS.name)
-    for policy in (Policy(checkpoints_idle_ttl_seconds=DAY), Policy(keep_hot=Thinning(keep_last=1))):
+    for policy in (
+        Policy(checkpoints_idle_ttl_seconds=DAY),
+        Policy(keep_hot=Thinning(keep_last=1)),
+        Policy(segment_ttl_seconds=DAY),
+    ):
         with pytest.raises(FeatureOff):
             await store.retention_policies.put(tenant, None, policy)
     assert (await store.retention_policies.get(tenant)).tenant.policy == Policy()
+
+
+async def test_checkpoints_in_segments_go_when_they_were_there_for_long_enough(
+    database, root_key, scope, tenant, admin, clock
+):
+    bucket = MemoryBlobStore()
+    ids = await grown(database, root_key, bucket, scope, 90, 4)
+    async with opened(database, root_key, archive=bucket, clock=clock) as store:
+        await switch_on(store, SEGMENTS)
+        policy = Policy(checkpoints_idle_ttl_seconds=30 * DAY, segment_ttl_seconds=10 * DAY)
+        await store.retention_policies.put(tenant, None, policy)
+        assert await perform(store, clock, tenant) == {"threads": 1, "segmented": 1, "bytes": ANY}
+        following = (await store.retention_policies.get_thread(scope, "t1")).next
+        assert (following.action, following.reason) == ("segment-expire", "segment_ttl")
+        assert timedelta(days=9) < following.at - clock.now() < timedelta(days=11)
+        await clock.go_on(9 * DAY)
+        assert "segment-expire" not in (await store.retention_policies.preview(tenant)).actions
+        assert "segments_expired" not in await perform(store, clock, tenant)
+        await clock.go_on(2 * DAY)
+        [before] = await admin.fetch(
+            "SELECT updated_at, activity FROM stateroom.threads WHERE tenant_id = $1", scope.tenant_id
+        )
+        foreseen = (await store.retention_policies.preview(tenant)).actions["segment-expire"]
+        assert (foreseen.threads, foreseen.checkpoints) == (1, 3)
+        done = await perform(store, clock, tenant)
+        assert done == {"threads": 1, "segments_expired": 1, "checkpoints": 3, "bytes": foreseen.bytes}
+        [after] = await admin.fetch(
+            "SELECT updated_at, activity FROM stateroom.threads WHERE tenant_id = $1", scope.tenant_id
+        )
+        assert after == before
+        assert [each.checkpoint_id for each in await history(store, scope, thread_id="t1")] == ids[-1:]
+        assert "segments_expired" not in await perform(store, clock, tenant)
+        assert ("segment.expire", f'thread:["{scope.subject_id}","t1"]') in await said(store, tenant)
+        assert (await store.retaining.census()).done["segment-expire"] == 0
+        assert (await store.verification.subject(scope)).findings == []
+
+
+async def test_segments_go_beside_what_else_is_due_of_their_thread(database, root_key, scope, tenant, admin, clock):
+    bucket = MemoryBlobStore()
+    await grown(database, root_key, bucket, scope, 90, 4)
+    async with opened(database, root_key, archive=bucket, clock=clock) as store:
+        await switch_on(store, SEGMENTS)
+        await store.retention_policies.put(tenant, None, Policy(checkpoints_idle_ttl_seconds=30 * DAY))
+        assert (await perform(store, clock, tenant))["segmented"] == 1
+        for number in range(3):
+            await save(store, scope, content=state(n=number))
+        await clock.go_on(DAY)
+        both = Policy(segment_ttl_seconds=DAY, thinning=Thinning(keep_last=1))
+        await store.retention_policies.put(tenant, None, both)
+        page = await store.retention_policies.preview(tenant)
+        assert {name: each.checkpoints for name, each in page.actions.items()} == {"segment-expire": 3, "thin": 3}
+        done = await perform(store, clock, tenant)
+        assert (done["segments_expired"], done["thinned"], done["checkpoints"]) == (1, 1, 6)
+        assert await perform(store, clock, tenant) == {"threads": 1}
+
+
+@pytest.mark.parametrize("meanwhile", ["held", "longer", "deleted"])
+async def test_what_is_said_while_segments_are_about_to_go_is_heard(
+    database, root_key, scope, tenant, clock, meanwhile
+):
+    bucket = MemoryBlobStore()
+    await grown(database, root_key, bucket, scope, 90, 4)
+    async with opened(database, root_key, archive=bucket, clock=clock) as store:
+        await switch_on(store, SEGMENTS)
+        await store.archives.segmenting.move(scope, "t1", ThinningRule(keep_last=1), actor="test")
+        await clock.go_on(2 * DAY)
+        said_first = Policy(segment_ttl_seconds=DAY)
+        await store.retention_policies.put(tenant, None, said_first)
+        expire = store.archives.expiring.expire
+
+        async def late(*args, **options):
+            if meanwhile == "deleted":
+                await store.threads.delete(scope, "t1")
+            elif meanwhile == "held":
+                await store.retention_policies.put_thread(scope, "t1", Policy(legal_hold=True))
+            else:
+                await store.retention_policies.put(tenant, None, Policy(segment_ttl_seconds=3 * DAY))
+            return await expire(*args, **options)
+
+        store.archives.expiring.expire = late
+        assert "segments_expired" not in await perform(store, clock, tenant)
+        left = (
+            [] if meanwhile == "deleted" else [each.thread_id for each in await history(store, scope, thread_id="t1")]
+        )
+        assert len(left) == (0 if meanwhile == "deleted" else 4)

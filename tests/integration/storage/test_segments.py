@@ -1,9 +1,11 @@
 """Segments: old checkpoints leave the database while their thread goes on, and readers see the same."""
 
+import asyncio
 from random import Random  # noqa: TID251  seeded
 
 import pytest
 
+from storage.archive.segmenting import Segmenting
 from storage.blobs.memory import MemoryBlobStore
 from storage.control.features import SEGMENTS
 from storage.errors import (
@@ -15,9 +17,11 @@ from storage.errors import (
     ThreadNotFound,
 )
 from storage.model import HistoryQuery, Parent
+from storage.statements.threads import threads as threads_sql
 from storage.threads.thinning import ThinningRule
 from tests.support.archive_rows import fill, fsck, moved, opened, rows, seen
 from tests.support.features import switch_on
+from tests.support.interleaving import Gate, Steered
 from tests.support.states import contents, document, load, put, save, state, write
 
 OLD = ThinningRule(keep_last=2)
@@ -125,6 +129,20 @@ async def chat_on(store, scope, turns):
     for number in range(turns):
         messages.append(document(f"more-{number}", 700))
         await save(store, scope, content=state(messages=messages, note=number))
+
+
+async def test_a_thread_that_is_deleted_while_its_checkpoints_move_is_not_found(store, scope, admin):
+    await chat(store, scope, 4)
+    gate = Gate(threads_sql.LOCK)
+    access = Steered(store, before=gate).pruning._access
+    moving = Segmenting(access, store.archives.objects, store.archive_writer, store.audit)
+    task = asyncio.create_task(moving.move(scope, "t1", OLD, actor="test"))
+    await gate.arrival()
+    await store.threads.delete(scope, "t1")
+    gate.opened.set()
+    with pytest.raises(ThreadNotFound):
+        await task
+    assert await rows(admin, scope, "t1", "archives") == []
 
 
 # --- writes to what is cold ------------------------------------------------------------------------------------------

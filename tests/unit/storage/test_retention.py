@@ -23,6 +23,7 @@ from storage.retention.planner import (
     check_policy,
     outlook,
     plan,
+    plan_besides,
     removes,
     removes_sooner,
     resolve,
@@ -157,6 +158,48 @@ def test_moving_checkpoints_removes_nothing_and_a_ceiling_makes_it_due():
     capped = resolve([], Ceilings(checkpoints_idle_ttl_seconds=DAY))
     assert capped.checkpoints_idle_ttl_seconds == DAY
     assert resolve([COOL], Ceilings(checkpoints_idle_ttl_seconds=DAY)).checkpoints_idle_ttl_seconds == DAY
+
+
+def test_segments_go_when_a_volume_was_there_for_long_enough_and_what_else_is_due_is_done_besides():
+    policy = resolve([COOL, Policy(segment_ttl_seconds=DAY, checkpoints_max=10)])
+    facts = hot(segmented=True, volume_at=ago(DAY), checkpoints=99)
+    due = plan(policy, facts, NOW)
+    assert (due.action, due.reason, due.at) == ("segment-expire", "segment_ttl", NOW)
+    assert plan_besides(policy, facts, due, NOW).action == "thin"
+    assert plan_besides(policy, facts, plan_besides(policy, facts, due, NOW), NOW) is None
+    young = replace(facts, volume_at=ago(DAY - 1))
+    assert plan(policy, young, NOW).action == "thin"
+    assert outlook(policy, young).action == "segment-expire"
+    ended = resolve([Policy(segment_ttl_seconds=DAY, idle_ttl_seconds=DAY)])
+    assert plan(ended, replace(facts, updated_at=ago(DAY)), NOW).action == "archive"
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"client_share": True}, {"segmented": False}, {"volume_at": None}, {"tier": "archive", "archived_at": ago(DAY)}],
+    ids=str,
+)
+def test_of_segments_that_nobody_may_or_need_remove_nothing_is_due(facts):
+    there = hot(segmented=True, volume_at=ago(DAY))
+    policy = resolve([Policy(segment_ttl_seconds=DAY)])
+    assert plan(policy, there, NOW).action == "segment-expire"
+    assert plan(policy, replace(there, **facts), NOW) is None
+    assert outlook(policy, replace(there, **facts)) is None
+    held = resolve([Policy(segment_ttl_seconds=DAY, legal_hold=True)])
+    assert (plan(held, there, NOW), outlook(held, there)) == (None, None)
+
+
+def test_letting_segments_go_is_a_removal_and_has_a_ceiling():
+    said, sooner = Policy(segment_ttl_seconds=2 * DAY), Policy(segment_ttl_seconds=DAY)
+    assert removes(said)
+    assert removes_sooner(resolve([]), resolve([said]))
+    assert removes_sooner(resolve([said]), resolve([sooner]))
+    assert not removes_sooner(resolve([sooner]), resolve([said]))
+    assert resolve([said], Ceilings(segment_ttl_seconds=DAY)).segment_ttl_seconds == DAY
+    for seconds in (0, -1, SECONDS_MAX + 1):
+        with pytest.raises(InvalidState) as refused:
+            check_policy(Policy(segment_ttl_seconds=seconds), frozenset())
+        assert refused.value.pointer == "/segment_ttl_seconds"
 
 
 def test_the_most_specific_level_wins_field_by_field():

@@ -19,6 +19,7 @@ from storage.format.cold.segment import (
     SegmentList,
     cold_location,
     head_digest,
+    may_need,
 )
 
 AT = datetime(2026, 11, 25, 4, 5, 6, 789012, tzinfo=UTC)
@@ -278,6 +279,36 @@ def test_without_heads_nothing_is_sealed_otherwise_than_before():
     assert opened == encode_msgpack([LISTED.checkpoints, LISTED.piece_ids, 1])
     opened = SEALER.open(Kind.SEGMENT, cold_location("t", AT), SUMS.seal(SEALER, "t", AT))
     assert len(msgspec.msgpack.decode(opened)) == 5
+
+
+@pytest.mark.parametrize("rebuilt_from", [[], ["", "b7"], ["a1", "a1"]], ids=str)
+@pytest.mark.parametrize("listed", [LISTED, ENDED], ids=["plain", "heads"])
+def test_a_list_says_what_its_checkpoints_are_rebuilt_from(listed, rebuilt_from):
+    said = msgspec.structs.replace(listed, rebuilt_from=rebuilt_from)
+    assert SegmentList.open(SEALER, STUB, said.seal(SEALER, STUB)) == said
+    assert SegmentList.open(SEALER, STUB, listed.seal(SEALER, STUB)).rebuilt_from is None
+
+
+def test_what_is_rebuilt_from_something_may_need_what_is_between():
+    found = [
+        may_need(["b1", "b5"], *ends) for ends in (("a", "b0"), ("a", "b1"), ("b3", "b4"), ("b5", "c"), ("c", "d"))
+    ]
+    assert found == [False, True, True, True, False]
+    assert may_need(None, "a", "b")
+    assert not may_need([], "a", "b")
+
+
+def test_sums_are_without_checkpoints_that_are_gone():
+    assert SUMS.without_checkpoints(SEALER, STUB, LISTED) == ColdSums(LIFE)
+    sums, _ = cold()
+    # The namespace goes on without what it had in the other segment, and its head says so.
+    less = msgspec.structs.replace(HEAD, sequence=10, earlier_count=0, earlier_total=bytes(32))
+    left = sums.without_checkpoints(SEALER, FIRST, BEFORE).with_head(HEAD, less)
+    directory = Directory().with_segment(STUB, ENDED)
+    again = msgspec.structs.replace(ENDED, heads=[less])
+    assert left == ColdSums(LIFE).with_segment(SEALER, STUB, again).with_directory(SEALER, "t", directory)
+    gone = left.without_checkpoints(SEALER, STUB, again).with_directory(SEALER, "t", Directory())
+    assert gone == ColdSums(LIFE)
 
 
 @pytest.mark.parametrize(

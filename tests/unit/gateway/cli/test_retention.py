@@ -34,10 +34,10 @@ def test_what_stays_hot_is_said_apart_from_what_thinning_keeps(command, gateway)
     gateway.answer(answer | {"policy": said})
     outcome = command(
         "retention", "set", "--checkpoints-idle-ttl", "30d", "--hot-last", "none", "--hot-first", "1",
-        "--hot-status", "failed", "--keep-last", "9",
+        "--hot-status", "failed", "--keep-last", "9", "--segment-ttl", "2y",
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
     assert gateway.last.body == {
         "checkpoints_idle_ttl_seconds": 2_592_000, "keep_hot": {"keep_first": 1, "keep_statuses": ["failed"]},
-        "thinning": {"every": 2, "keep_last": 9},
+        "thinning": {"every": 2, "keep_last": 9}, "segment_ttl_seconds": 2 * 365 * 86_400,
     }  # fmt: skip
