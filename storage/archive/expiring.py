@@ -400,7 +400,7 @@ class _Change:
         if self._ended:
             directory = await open_directory(self._transaction, sealer, self._thread_id, self._plan.sums)
             for segment, listed in self._segments:
-                directory = directory.without_segment(segment) if listed.heads else directory
+                directory = directory.without_segment(segment, listed) if listed.heads else directory
         cold, sums = await set_cold(
             self._transaction, sealer, self._thread_id, locked.created_at, self._sums, directory
         )
