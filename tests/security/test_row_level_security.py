@@ -303,6 +303,7 @@ READS = {
         "written_since": datetime(1970, 1, 1, tzinfo=UTC),
         "made_before": datetime(2100, 1, 1, tzinfo=UTC),
         "overdue_before": datetime(2100, 1, 1, tzinfo=UTC),
+        "volumes_since": datetime(2000, 1, 1, tzinfo=UTC),
         "overdue_since": datetime(1970, 1, 1, tzinfo=UTC),
         "leaving": "%",
         **T1,
