@@ -31,7 +31,7 @@ from crypto import Sealer
 from storage.access.completeness import open_own_head
 from storage.access.sealing import Sealing
 from storage.administration.audit import Audit
-from storage.archive.segmenting import set_cold, stub_of, target_of
+from storage.archive.stubs import audit_target, set_cold, stub_of
 from storage.concurrency.turns import Pauses
 from storage.errors import IntegrityFailure, LostRaceError, ThreadNotFound, Unavailable
 from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal
@@ -305,7 +305,7 @@ class Expiring:
                 "size_bytes": total.size_bytes,
                 "moved_at": max(each.moved_at for each in own).isoformat(),
             }
-            target = target_of(request.scope, request.thread_id)
+            target = audit_target(request.scope, request.thread_id)
             await self._audit.append(
                 transaction, request.scope.tenant_id, request.actor, "segment.expire", target, detail
             )

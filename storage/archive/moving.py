@@ -28,7 +28,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal
+from typing import Final, Literal
 from uuid import UUID
 
 import msgspec
@@ -38,9 +38,11 @@ from crypto.blob import object_bytes
 from storage.access.sealing import Sealing
 from storage.administration.audit import GATEWAY_ACTOR, Audit
 from storage.administration.jobs import ARCHIVE_KIND, RESTORE_KIND, Job, Jobs, Lease, Slice, thread_of, thread_target
+from storage.archive.bringing_back import BringingBack
 from storage.archive.check import ArchiveCheck
 from storage.archive.expiring import Expiring
 from storage.archive.segmenting import Segmenting
+from storage.archive.stubs import audit_target, told
 from storage.archive.writing import FRAME_ROWS, write_object
 from storage.blobs.keyspace import BlobLocation
 from storage.blobs.store import FROZEN_CLASSES, READABLE_CLASS, STORAGE_CLASSES, BlobUnavailable
@@ -217,6 +219,7 @@ class Archives:
         """Use the object store of archives, whose life is the caller's; None: nothing can be archived."""
         self.objects = objects
         self.segmenting = Segmenting(sealing, objects, writer, audit)
+        self.bringing_back = BringingBack(sealing, objects, audit)
         self.expiring = Expiring(sealing, audit)
         self._sealing = sealing
         self._writer = writer
@@ -295,7 +298,7 @@ class Archives:
             CommitUnknown: It is in one of the two places; repeat it to learn in which.
         """
         restored = await self._restored(scope, thread_id, actor)
-        return bool(await self.segmenting.bring_back(scope, thread_id, actor=actor)) or restored
+        return bool(await self.bringing_back.bring_back(scope, thread_id, actor=actor)) or restored
 
     async def _restored(self, scope: Scope, thread_id: str, actor: str) -> bool:
         """Bring back what an archived thread has in no segment."""
@@ -350,7 +353,7 @@ class Archives:
             # The rows are back, and name what they named: only the archive's own object loses its reference.
             await self._sealing.offload.ledger.keep(transaction, stub.thread_id)
             await self._audit.append(
-                transaction, scope.tenant_id, actor, "thread.restore", _named(scope, stub.thread_id), _told(stub)
+                transaction, scope.tenant_id, actor, "thread.restore", audit_target(scope, stub.thread_id), told(stub)
             )
 
     async def bring_back(self, scope: Scope, thread_id: str, segment: int | None = None) -> None:
@@ -361,7 +364,7 @@ class Archives:
         with suppress(ThreadNotFound):  # deleted meanwhile: whoever writes finds that out, or makes it anew
             if segment is None and await self._restored(scope, thread_id, GATEWAY_ACTOR):
                 return
-            await self.segmenting.bring_back(scope, thread_id, segment, actor=GATEWAY_ACTOR)
+            await self.bringing_back.bring_back(scope, thread_id, segment, actor=GATEWAY_ACTOR)
 
     # --- expiring --------------------------------------------------------------------------------------------------
 
@@ -396,8 +399,8 @@ class Archives:
                     transaction, self._sealing.control, scope, sealer, thread_id, self._sealing.clock.now(), guard
                 )
                 await self._sealing.offload.ledger.drop(transaction, thread_id)
-                named = _named(scope, thread_id)
-                await self._audit.append(transaction, scope.tenant_id, actor, "thread.expire", named, _told(stub))
+                named = audit_target(scope, thread_id)
+                await self._audit.append(transaction, scope.tenant_id, actor, "thread.expire", named, told(stub))
             return removal
 
         return await self._sealing.unit_of_work.retrying(attempt)
@@ -728,7 +731,12 @@ class _Archiving:
                     raise ThreadActive
             await transaction.run(sql.INTO_ARCHIVE, thread_id=thread_id)
             await self.audit.append(
-                transaction, scope.tenant_id, request.actor, "thread.archive", _named(scope, thread_id), _told(stub)
+                transaction,
+                scope.tenant_id,
+                request.actor,
+                "thread.archive",
+                audit_target(scope, thread_id),
+                told(stub),
             )
 
 
@@ -737,22 +745,6 @@ async def _page(transaction: Transaction, thread_id: str, table: str, after: Seq
     places = {f"after_{name}": each for name, each in zip(sql.ORDER[table], after, strict=True)}
     rows = await transaction.fetch_all(sql.PAGE[table], thread_id=thread_id, **places, limit=PAGE_ROWS)
     return [msgspec.structs.asdict(row) for row in rows]
-
-
-def _named(scope: Scope, thread_id: str) -> str:
-    """The target of an audit event: the thread, by its subject's id and its own."""
-    return f"thread:{thread_target(scope, thread_id)}"
-
-
-def _told(stub: Stub) -> dict[str, Any]:
-    return {
-        "blob_id": str(stub.blob_id),
-        "checkpoints": stub.checkpoints,
-        "pending_writes": stub.pending_writes,
-        "hot_bytes": stub.hot_bytes,
-        "size_bytes": stub.size_bytes,
-        "storage_class": stub.storage_class,
-    }
 
 
 def _check_class(storage_class: str | None) -> None:

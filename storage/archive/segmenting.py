@@ -1,6 +1,4 @@
-"""Moving the old part of a thread that stays hot into segments, and back.
-
-Moving out, a segment at a time (docs/formats/segment.md says what one is):
+"""Moving the old part of a thread that stays hot into segments, one at a time (docs/formats/segment.md).
 
 1. The thread is planned as for a removal (`storage.threads.plans`): what may go is what thinning would remove, so that
    what stays is whole by itself. Candidates are taken in the order of their ids, in ranges that no segment has.
@@ -14,13 +12,8 @@ Moving out, a segment at a time (docs/formats/segment.md says what one is):
 A namespace of which nothing has to stay leaves whole (`storage.threads.thinning.may_leave_whole`): the flip that takes
 the last of its checkpoints, which is its head, takes the head's row, too, and the list keeps it.
 
-Whoever dies in between leaves a whole thread, and an object that the sweeper removes. Bringing a segment back is the
-same in reverse: its object is read while nothing is open, and one transaction puts the rows back and takes the stub
-away. The segments that its volume got later go first, because their pieces may be in this one, and so does the one
-that has the head of a namespace of which a checkpoint comes back: no namespace has checkpoints in the database and its
-head elsewhere.
-
-Which checkpoints are old is not decided here, nor whether somebody may do this.
+Whoever dies in between leaves a whole thread, and an object that the sweeper removes. Which checkpoints are old is not
+decided here, nor whether somebody may do this; `storage.archive.bringing_back` is the way back.
 """
 
 import asyncio
@@ -38,8 +31,8 @@ from crypto.envelope import peek_header
 from storage.access.completeness import open_own_head
 from storage.access.sealing import Sealing
 from storage.administration.audit import Audit
-from storage.administration.jobs import thread_target
 from storage.archive.check import ArchiveContents
+from storage.archive.stubs import audit_target, set_cold, told
 from storage.archive.writing import encoded, write_object
 from storage.blobs.keyspace import BlobLocation
 from storage.blobs.store import FROZEN_CLASSES, READABLE_CLASS
@@ -47,8 +40,6 @@ from storage.control.features import COLD_NAMESPACES, SEGMENTS
 from storage.errors import (
     ArchiveUnavailable,
     IntegrityFailure,
-    LostRaceError,
-    ThreadArchived,
     ThreadNotFound,
     Unavailable,
 )
@@ -64,16 +55,15 @@ from storage.format.cold.archive import (
     Stub,
     ThreadRows,
 )
-from storage.format.cold.segment import ColdSums, Directory, ListedCheckpoint, ListedHead, SegmentList
+from storage.format.cold.segment import Directory, ListedCheckpoint, ListedHead, SegmentList
 from storage.format.pieces import unpack_ids
 from storage.format.pointer import BlobPointer
 from storage.ledger.ledger import NewBlob, Settlement, new_blob_id
-from storage.ledger.streams import BlobWriter, Budget
+from storage.ledger.streams import BlobWriter
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import ClientShare, Scope
 from storage.statements.threads import archives as sql
 from storage.statements.threads import pruning as pruning_sql
-from storage.statements.threads import threads as threads_sql
 from storage.statements.threads.archives import ENVELOPES, PieceSizeRow, SegmentRow
 from storage.statements.threads.pruning import GarbageRow
 from storage.statements.threads.threads import HeadRow
@@ -92,8 +82,7 @@ from storage.threads.plans import (
 )
 from storage.threads.thinning import CheckpointRef, Entries, Leaving, StaleError, ThinningRule, lines, may_leave_whole
 from storage.tiers.objects import ArchiveObjects
-from storage.tiers.segments import Lists, Segments, open_directory, open_list, open_segments
-from storage.tiers.views import cold_sums, memory_bytes
+from storage.tiers.segments import Lists, Segments, open_directory, open_segments
 
 # One segment: a page of history asks for few, and a flip holds the thread's lock for as many rows.
 SEGMENT_CHECKPOINTS_MAX: Final = 1000
@@ -104,13 +93,22 @@ SEGMENT_BYTES_MAX: Final = 4 * 1024 * 1024
 SEGMENT_PIECES_BYTES_MAX: Final = 8 * 1024 * 1024
 # A volume is closed when so much was added after its first segment, and twice as much as that has.
 VOLUME_BYTES_MIN: Final = 8 * 1024 * 1024
-# What restores of segments hold together in one process.
-RESTORING_BYTES_MAX: Final = 128 * 1024 * 1024
 # Checkpoints whose rows are read at a time.
 _READ_ROWS: Final = 200
 # What a row takes in the object beside its envelope, about.
 _ROW_BYTES: Final = 512
 _ROUNDS_MAX: Final = 5
+
+
+@dataclass(frozen=True)
+class SegmentBounds:
+    """How much goes into one segment, and into one volume."""
+
+    checkpoints_max: int = SEGMENT_CHECKPOINTS_MAX
+
+    def is_full(self, first_bytes: int, more_bytes: int) -> bool:
+        """Whether the next segment begins another volume than the one whose segments have so many bytes."""
+        return more_bytes >= max(VOLUME_BYTES_MIN, 2 * first_bytes)
 
 
 @dataclass(slots=True)
@@ -159,11 +157,6 @@ class _Volume(msgspec.Struct, frozen=True):
     first_bytes: int = 0
     more_bytes: int = 0
     piece_ids: frozenset[bytes] = frozenset()
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the next segment begins anew."""
-        return self.more_bytes >= max(VOLUME_BYTES_MIN, 2 * self.first_bytes) or not self.number
 
     def with_segment(self, stub: Stub, listed: SegmentList) -> "_Volume":
         """After one more segment."""
@@ -272,7 +265,7 @@ class _NewPieces:
 
 
 class Segmenting:
-    """Moves checkpoints into segments, and brings segments back."""
+    """Moves checkpoints into segments."""
 
     def __init__(
         self,
@@ -281,18 +274,15 @@ class Segmenting:
         writer: BlobWriter | None,
         audit: Audit,
         *,
-        checkpoints_max: int = SEGMENT_CHECKPOINTS_MAX,
+        bounds: SegmentBounds | None = None,
     ) -> None:
-        """Use the object store of archives; ``writer`` None: there is none. ``checkpoints_max``: of one segment."""
+        """Use the object store of archives; ``writer`` None: there is none."""
         self._sealing = sealing
         self._objects = objects
         self._writer = writer
         self._audit = audit
         self._plans = Plans(sealing)
-        self._checkpoints_max = checkpoints_max
-        self._restoring = Budget(RESTORING_BYTES_MAX)
-
-    # --- out -------------------------------------------------------------------------------------------------------
+        self._bounds = bounds or SegmentBounds()
 
     async def move(
         self,
@@ -329,9 +319,7 @@ class Segmenting:
             rule=rule, actor=actor, storage_class=wanted,
         )  # fmt: skip
         heads = await self._takes_heads()
-        run = _Moving(
-            self._sealing, self._objects, self._writer, self._audit, self._plans, self._checkpoints_max, heads
-        )
+        run = _Moving(self._sealing, self._objects, self._writer, self._audit, self._plans, self._bounds, heads)
 
         async def work(sealer: Sealer) -> Moved:
             for _ in range(_ROUNDS_MAX):
@@ -390,137 +378,6 @@ class Segmenting:
 
         return await self._sealing.run(scope, work, ThreadNotFound(), share)
 
-    # --- back ------------------------------------------------------------------------------------------------------
-
-    async def bring_back(self, scope: Scope, thread_id: str, number: int | None = None, *, actor: str) -> int:
-        """Bring a segment back with those that need its pieces, or all of them; returns how many checkpoints came.
-
-        ``number`` None: all. One that is not there any more is back already.
-
-        Raises:
-            ThreadNotFound: There is no such thread.
-            ThreadArchived: The thread is archived as a whole, or an object has to be thawed first.
-            ArchiveUnavailable: This process has no bucket of archives.
-            RowQuotaExceeded: Rows would come back to a tenant that may store no more.
-            IntegrityFailure: An object is missing, damaged, or another one.
-            BlobUnavailable: The object store does not answer.
-        """
-        brought = 0
-        while True:
-            restored = await self._sealing.run(
-                scope, lambda sealer: self._bring_one(scope, sealer, thread_id, number, actor), ThreadNotFound()
-            )
-            if restored is None:
-                return brought
-            brought += restored.checkpoints
-            if restored.segment == number:
-                return brought
-
-    async def _bring_one(
-        self, scope: Scope, sealer: Sealer, thread_id: str, number: int | None, actor: str
-    ) -> Stub | None:
-        """Bring back one segment, whose pieces no other segment needs; None: there is none to bring back."""
-        async with self._sealing.unit_of_work.snapshot(scope) as transaction:
-            await self._sealing.check_keys_in(transaction, scope, sealer)
-            row = await transaction.fetch_one(threads_sql.READ, thread_id=thread_id)
-            if row is None:
-                raise ThreadNotFound
-            if row.cold is None:
-                return None
-            if row.tier != "hot":
-                raise ThreadArchived(thread_id)
-            sums = cold_sums(sealer, thread_id, row)
-            segments = await open_segments(transaction, sealer, thread_id, sums)
-            lists = Lists(transaction, sealer)
-            chosen = await _next_back(transaction, lists, sums, segments, number)
-            if chosen is None:
-                return None
-            stubs = [await stub_of(transaction, each) for each in segments.of_volume(chosen)]
-            listed = {each.segment: await lists.piece_ids(each) for each in segments.of_volume(chosen)}
-        self._sealing.row_quotas.require_room(scope)
-        async with self._restoring.holding(memory_bytes(stubs[-1]), scope.tenant_id):
-            rows = await self._rows(scope, sealer, stubs, listed)
-            await self._flip_back(scope, sealer, stubs[-1], rows, actor)
-        return stubs[-1]
-
-    async def _rows(
-        self, scope: Scope, sealer: Sealer, stubs: Sequence[Stub], listed: Mapping[int, frozenset[bytes]]
-    ) -> ThreadRows:
-        """The rows of the last of these segments, with the pieces that it has in those before it."""
-        rows = await self._objects.rows(scope, sealer, stubs[-1])
-        missing = {each for row in (*rows.checkpoints, *rows.writes) for each in unpack_ids(row["piece_ids"])}
-        here = list(rows.chunks)
-        rows.chunks.clear()
-        for at in range(len(stubs) - 1, -1, -1):
-            if at < len(stubs) - 1:
-                if missing.isdisjoint(listed[stubs[at].segment]):
-                    continue
-                here = (await self._objects.rows(scope, sealer, stubs[at])).chunks
-            by_id = {row["piece_id"]: row for row in here}
-            while found := [by_id.pop(each) for each in missing & by_id.keys()]:
-                rows.chunks.extend(found)
-                missing -= {row["piece_id"] for row in found}
-                for row in found:
-                    missing.update(unpack_ids(row["children"] or b""))
-                missing -= {row["piece_id"] for row in rows.chunks}
-        if missing:
-            raise IntegrityFailure("a stored piece is missing")
-        return rows
-
-    async def _flip_back(self, scope: Scope, sealer: Sealer, stub: Stub, rows: ThreadRows, actor: str) -> None:
-        thread_id = stub.thread_id
-        async with self._sealing.unit_of_work.begin(scope) as transaction:
-            locked = await transaction.fetch_one(threads_sql.LOCK, thread_id=thread_id)
-            if locked is None or locked.tier != "hot" or locked.cold is None:
-                raise LostRaceError
-            if await stub_of(transaction, stub) != stub:
-                raise LostRaceError
-            await self._sealing.check_keys_in(transaction, scope, sealer)
-            sums = cold_sums(sealer, thread_id, locked)
-            listed = await open_list(transaction, sealer, stub)
-            names, ids = columns_of([(each.namespace, each.checkpoint_id) for each in listed.checkpoints])
-            for statement in sql.OF.values():
-                if await transaction.fetch_all(statement, thread_id=thread_id, namespaces=names, checkpoint_ids=ids):
-                    raise IntegrityFailure("rows of a segment are in the database, too")
-            directory = await self._add_heads(transaction, sealer, stub, listed, sums)
-            for table in TABLES:
-                for at in range(0, len(rows.of(table)), _READ_ROWS):
-                    await transaction.run_many(sql.ADD[table], rows.of(table)[at : at + _READ_ROWS])
-            await transaction.fetch_one(sql.DELETE_STUB, thread_id=thread_id, segment=stub.segment)
-            sums = sums.without_segment(sealer.without_share, stub, listed)
-            await set_cold(transaction, sealer, thread_id, locked.created_at, sums, directory)
-            # The rows are back, and name what they named: only the object loses its reference.
-            await self._sealing.offload.ledger.keep(transaction, thread_id)
-            await self._audit.append(
-                transaction, scope.tenant_id, actor, "segment.restore", target_of(scope, thread_id), _told(stub)
-            )
-
-    async def _add_heads(
-        self, transaction: Transaction, sealer: Sealer, stub: Stub, listed: SegmentList, sums: ColdSums
-    ) -> Directory | None:
-        """Put the heads of a segment back; returns what is left of the directory, or None if there were none.
-
-        Raises:
-            LostRaceError: A checkpoint would come back to a namespace whose head is in another segment by now.
-            IntegrityFailure: A head is in the database, too.
-        """
-        thread_id, names = stub.thread_id, {each.namespace for each in listed.checkpoints}
-        hot = {*await transaction.fetch_all(sql.WITH_HEAD, thread_id=thread_id, namespaces=sorted(names))}
-        back = {each.namespace for each in listed.heads}
-        if hot & back:
-            raise IntegrityFailure("a head of a segment is in the database, too")
-        if hot | back != names:
-            raise LostRaceError
-        if not listed.heads:
-            return None
-        heads = [
-            {"thread_id": thread_id, **{name: getattr(each, name) for name in HeadRow.__struct_fields__}}
-            for each in listed.heads
-        ]
-        for at in range(0, len(heads), _READ_ROWS):
-            await transaction.run_many(threads_sql.ADD_HEAD, heads[at : at + _READ_ROWS])
-        return (await open_directory(transaction, sealer, thread_id, sums)).without_segment(stub, listed)
-
 
 @dataclass(frozen=True, slots=True)
 class _Moving:
@@ -531,7 +388,7 @@ class _Moving:
     writer: BlobWriter
     audit: Audit
     plans: Plans
-    checkpoints_max: int
+    bounds: SegmentBounds
     takes_heads: bool
 
     async def attempt(self, request: _Request, sealer: Sealer) -> None:
@@ -573,7 +430,7 @@ class _Moving:
     ) -> tuple[int, _Volume]:  # fmt: skip
         """Move as many of these as one segment has; returns how many, and the volume that it is in."""
         (choice, known), (number, volume) = chosen, place
-        if volume.is_closed:
+        if self.bounds.is_full(volume.first_bytes, volume.more_bytes):
             volume = _Volume()
         async with self.sealing.unit_of_work.snapshot(request.scope) as transaction:
             draft = await self._draft(transaction, request.thread_id, plan, run, volume)
@@ -602,7 +459,7 @@ class _Moving:
         rows, refs = ThreadRows.empty(), list[CheckpointRef]()
         pieces = _NewPieces(transaction, thread_id, volume.piece_ids)
         row_count = size = 0
-        while len(refs) < min(len(run), self.checkpoints_max) and size < SEGMENT_BYTES_MAX:
+        while len(refs) < min(len(run), self.bounds.checkpoints_max) and size < SEGMENT_BYTES_MAX:
             some: list[CheckpointRef] = []
             # What has one id, in several namespaces, goes together: ranges do not overlap.
             for _, same in groupby(islice(run, len(refs), None), key=lambda ref: ref[1]):
@@ -611,7 +468,7 @@ class _Moving:
                 if (refs or some) and row_count > SEGMENT_ROWS_MAX:
                     break
                 some += own
-                if len(some) >= _READ_ROWS or len(refs) + len(some) >= self.checkpoints_max:
+                if len(some) >= _READ_ROWS or len(refs) + len(some) >= self.bounds.checkpoints_max:
                     break
             if not some:
                 break
@@ -735,7 +592,7 @@ class _Moving:
             cold, sums = await set_cold(transaction, sealer, thread_id, locked.created_at, sums, directory)
             await self.audit.append(
                 transaction, request.scope.tenant_id, request.actor, "segment.archive",
-                target_of(request.scope, thread_id), _told(stub),
+                audit_target(request.scope, thread_id), told(stub),
             )  # fmt: skip
             locked.taken, locked.ended = refs, [each.namespace for each in heads]
         locked.keep_plan_true()
@@ -833,53 +690,6 @@ def _leaving(locked: LockedThread, choice: Leaving, refs: Collection[CheckpointR
     return heads
 
 
-async def _next_back(
-    transaction: Transaction, lists: Lists, sums: ColdSums, segments: Segments, number: int | None
-) -> SegmentRow | None:
-    """The segment to bring back next, so that this one, or all can be; None: it is back already, or all are.
-
-    Raises:
-        IntegrityFailure: There is a checkpoint whose namespace has no head.
-    """
-    chosen = _last_of(segments, number)
-    while chosen is not None:
-        names = {name for name, _ in await lists.checkpoints(chosen)} - (await lists.heads(chosen)).keys()
-        if sums.namespaces.count:
-            where = {"thread_id": chosen.thread_id, "namespaces": sorted(names)}
-            names -= {*await transaction.fetch_all(sql.WITH_HEAD, **where)}
-        else:
-            return chosen
-        if not names:
-            return chosen
-        # A head left last, in a segment of a greater number. Where it is the directory says only to who has the share.
-        before = chosen
-        for each in sorted(segments.all, key=lambda segment: segment.segment):
-            if each.segment > before.segment and not names.isdisjoint(await lists.heads(each)):
-                chosen = _last_of(segments, each.segment)
-                break
-        else:
-            raise IntegrityFailure("the namespace has checkpoints but no head")
-    return None
-
-
-async def set_cold(
-    transaction: Transaction,
-    sealer: Sealer,
-    thread_id: str,
-    created_at: datetime,
-    sums: ColdSums,
-    directory: Directory | None,
-) -> tuple[bytes | None, ColdSums]:
-    """Store cold sums, with the directory if it is another one now; returns them as they are stored, and opened."""
-    if directory is not None:
-        sums = sums.with_directory(sealer.without_share, thread_id, directory)
-        packed = directory.entries or None
-        await transaction.run(sql.SET_COLD_NAMESPACES, thread_id=thread_id, cold_namespaces=packed)
-    cold = sums.seal(sealer, thread_id, created_at)
-    await transaction.run(sql.SET_COLD, thread_id=thread_id, cold=cold)
-    return cold, sums
-
-
 def _runs(plan: Plan, segments: Segments) -> Iterator[list[CheckpointRef]]:
     """What may go, in the order of ids, in parts of which none has the range of a segment inside it."""
     ordered = sorted(((each, name) for name, some in plan.doomed.items() for each in some))
@@ -905,17 +715,6 @@ def _by_name(refs: Iterator[CheckpointRef]) -> dict[str, set[str]]:
     return found
 
 
-def _last_of(segments: Segments, number: int | None) -> SegmentRow | None:
-    """The segment to bring back next, so that this one can be: the last one of its volume, or of all."""
-    if number is None:
-        return max(segments.all, key=lambda each: each.segment, default=None)
-    wanted = next((each for each in segments.all if each.segment == number), None)
-    if wanted is None:
-        return None
-    volume = [each for each in segments.all if each.volume == wanted.volume]
-    return max(volume, key=lambda each: each.segment)
-
-
 async def _volume(transaction: Transaction, sealer: Sealer, segments: Segments) -> _Volume:
     """The volume that the next segment may belong to."""
     newest = max(segments.all, key=lambda each: each.segment, default=None)
@@ -932,18 +731,6 @@ async def _volume(transaction: Transaction, sealer: Sealer, segments: Segments) 
     return _Volume(newest.volume, own[0].hot_bytes, more, frozenset(piece_ids))
 
 
-async def stub_of(transaction: Transaction, segment: Stub | SegmentRow) -> Stub:
-    """The stub of a segment.
-
-    Raises:
-        LostRaceError: It is not there any more.
-    """
-    found = await transaction.fetch_one(sql.SEGMENT_STUB, thread_id=segment.thread_id, segment=segment.segment)
-    if found is None:
-        raise LostRaceError
-    return found
-
-
 def _list(plan: Plan, draft: _Draft, contents: ArchiveContents) -> SegmentList:
     checkpoints = [
         ListedCheckpoint.of(
@@ -958,19 +745,3 @@ def _bytes_of(rows: ThreadRows, table: str) -> int:
     envelope = ENVELOPES.get(table)
     own = rows.of(table)
     return len(own) * _ROW_BYTES + (0 if envelope is None else sum(len(row[envelope]) for row in own))
-
-
-def target_of(scope: Scope, thread_id: str) -> str:
-    """A thread, as the audit log names it."""
-    return f"thread:{thread_target(scope, thread_id)}"
-
-
-def _told(stub: Stub) -> dict[str, Any]:
-    return {
-        "segment": stub.segment,
-        "blob_id": str(stub.blob_id),
-        "checkpoints": stub.checkpoints,
-        "pending_writes": stub.pending_writes,
-        "size_bytes": stub.size_bytes,
-        "storage_class": stub.storage_class,
-    }

@@ -20,9 +20,9 @@ from crypto import KeyDestroyed, Sealer
 from crypto.blob import object_bytes
 from storage.access.access import Access
 from storage.administration.audit import GATEWAY_ACTOR, Audit
-from storage.administration.jobs import thread_target
 from storage.archive.check import ArchiveContents
 from storage.archive.moving import ARCHIVE_BYTES_MAX, ROW_BYTES
+from storage.archive.stubs import audit_target
 from storage.archive.writing import encoded, write_object
 from storage.blobs.keyspace import BlobLocation
 from storage.blobs.store import FROZEN_CLASSES, READABLE_CLASS
@@ -182,7 +182,7 @@ class Rewriting:
                 seals = LockedThread(locked.created_at, locked.seal, stale=True, cold=locked.cold)
                 await seal_thread_again(transaction, sealer, stub.thread_id, seals)
             await ledger.keep(transaction, stub.thread_id)
-            target = f"thread:{thread_target(scope, stub.thread_id)}"
+            target = audit_target(scope, stub.thread_id)
             await self._audit.append(
                 transaction, scope.tenant_id, GATEWAY_ACTOR, "archive.reseal", target, _told(stub, again)
             )

@@ -13,7 +13,6 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import event
 
-from storage.archive import segmenting
 from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.collection.sweep import Sweep
@@ -23,6 +22,7 @@ from storage.threads.thinning import ThinningRule
 from tests.support.archive_rows import fsck, opened, rows
 from tests.support.death import Death, Died
 from tests.support.features import switch_on
+from tests.support.segments import ChosenBounds, move_within
 from tests.support.states import document, history, put, save, state, write
 
 ALWAYS = datetime(2100, 1, 1, tzinfo=UTC)
@@ -42,12 +42,6 @@ async def stores(database, root_key):
         death.at(0)
 
 
-@pytest.fixture(autouse=True)
-def of_one_segment(monkeypatch):
-    """Each volume has one segment."""
-    monkeypatch.setattr(segmenting._Volume, "is_closed", property(lambda volume: True))
-
-
 async def begin(store, scope):
     """A thread with volumes, and a namespace that is in all of them and leaves with its head in the last."""
     for volume in range(VOLUMES):
@@ -57,7 +51,7 @@ async def begin(store, scope):
             await put(store, scope, saved.checkpoint_id, write(0, "c", volume), namespace=name)
         await save(store, scope, content=state(volume=volume))
         rule = ThinningRule(keep_last=1) if volume + 1 < VOLUMES else ThinningRule(made_since=ALWAYS)
-        await store.archives.segmenting.move(scope, "t1", rule, actor="test")
+        await move_within(ChosenBounds(), store, scope, rule)
 
 
 async def whole(store, scope, admin):

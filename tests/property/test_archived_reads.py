@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.archive.segmenting import Segmenting
+from storage.archive.segmenting import SegmentBounds, Segmenting
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import ManualClock
 from storage.control.features import COLD_NAMESPACES, SEGMENTS
@@ -309,7 +309,7 @@ async def _compare_lives(world, share, lives, segment_checkpoints, questions):
     thread = Thread(world, share)
     store, scope = world.store, thread.scope
     parts = (store.pruning._access, store.archives.objects, store.archive_writer, store.audit)
-    segmenting = Segmenting(*parts, checkpoints_max=segment_checkpoints)
+    segmenting = Segmenting(*parts, bounds=SegmentBounds(segment_checkpoints))
 
     async def answers():
         return [

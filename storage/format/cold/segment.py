@@ -332,27 +332,13 @@ class ColdSums(msgspec.Struct, frozen=True):
         Raises:
             IntegrityFailure: It is not among these.
         """
-        live, namespaces, ended, heads = dict(self.live), self.namespaces, self.ended, self.heads
-        own = listed.live_sets()
+        live, ended, own = dict(self.live), self.ended, listed.live_sets()
         for head in listed.heads:
-            all_of_it = head.earlier.join(own.get(head.namespace, LiveSet()))
-            namespaces = namespaces.subtract(head.mac)
-            heads = heads.subtract(head_digest(head.namespace, head.head_id, head.sequence))
-            ended, live[head.namespace] = ended.part(all_of_it), all_of_it
+            live[head.namespace] = head.earlier.join(own.get(head.namespace, LiveSet()))
+            ended = ended.part(live[head.namespace])
         for name, some in own.items():
-            left = live.get(name, LiveSet()).part(some)
-            live[name] = left
-            if not left.count:
-                del live[name]
-        return msgspec.structs.replace(
-            self,
-            live=live,
-            writes=self.writes.part(listed.writes),
-            segments=self.segments.subtract(segment_mac(macs, segment)),
-            namespaces=namespaces,
-            ended=ended,
-            heads=heads,
-        )
+            live[name] = live.get(name, LiveSet()).part(some)
+        return self._without(macs, segment, listed, live, ended)
 
     def without_checkpoints(self, macs: Macs, segment: Segment, listed: SegmentList) -> "ColdSums":
         """With one segment less, and nothing of it anywhere else; `with_directory` is for the caller.
@@ -363,20 +349,25 @@ class ColdSums(msgspec.Struct, frozen=True):
         Raises:
             IntegrityFailure: It is not among these.
         """
-        live, namespaces, ended, heads = dict(self.live), self.namespaces, self.ended, self.heads
+        live, ended = dict(self.live), self.ended
+        for name, some in listed.live_sets().items():
+            if name in live:
+                live[name] = live[name].part(some)
+            else:
+                ended = ended.part(some)
+        return self._without(macs, segment, listed, live, ended)
+
+    def _without(
+        self, macs: Macs, segment: Segment, listed: SegmentList, live: Mapping[str, LiveSet], ended: LiveSet
+    ) -> "ColdSums":
+        """With one segment less, and these checkpoints left of namespaces with a head in the database, and without."""
+        namespaces, heads = self.namespaces, self.heads
         for head in listed.heads:
             namespaces = namespaces.subtract(head.mac)
             heads = heads.subtract(head_digest(head.namespace, head.head_id, head.sequence))
-        for name, some in listed.live_sets().items():
-            if name not in live:
-                ended = ended.part(some)
-                continue
-            live[name] = live[name].part(some)
-            if not live[name].count:
-                del live[name]
         return msgspec.structs.replace(
             self,
-            live=live,
+            live={name: each for name, each in live.items() if each.count},
             writes=self.writes.part(listed.writes),
             segments=self.segments.subtract(segment_mac(macs, segment)),
             namespaces=namespaces,

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from crypto import KeyDestroyed
-from storage.archive.segmenting import Segmenting
+from storage.archive.segmenting import SegmentBounds
 from storage.blobs.memory import MemoryBlobStore
 from storage.control.features import COLD_NAMESPACES, SEGMENTS
 from storage.errors import (
@@ -28,6 +28,7 @@ from storage.threads.thinning import ThinningRule
 from tests.support.archive_rows import fsck, moved, opened, rows, seen
 from tests.support.faulty_blobs import FaultyBlobStore
 from tests.support.features import switch_on
+from tests.support.segments import move_within
 from tests.support.states import contents, document, history, load, patch, put, save, state, write
 
 OLD = ThinningRule(keep_last=1)
@@ -76,9 +77,7 @@ async def agent(store, scope, turns, thread_id="t1", steps=2):
 
 
 async def move(store, scope, rule=OLD, thread_id="t1", checkpoints_max=1000):
-    parts = (store.pruning._access, store.archives.objects, store.archive_writer, store.audit)
-    segmenting = Segmenting(*parts, checkpoints_max=checkpoints_max)
-    return await segmenting.move(scope, thread_id, rule, actor="test")
+    return await move_within(SegmentBounds(checkpoints_max), store, scope, rule, thread_id=thread_id)
 
 
 async def hot_heads(admin, scope, thread_id="t1"):
@@ -461,7 +460,7 @@ async def test_a_segment_comes_back_after_the_heads_of_its_namespaces(store, sco
     assert len(await rows(admin, scope, "t1", "archives")) == 3
     first = min(await rows(admin, scope, "t1", "archives"), key=lambda row: row["first_id"])
     await admin.execute("SELECT 1")
-    assert await store.archives.segmenting.bring_back(scope, "t1", first["segment"], actor="test") == 6
+    assert await store.archives.bringing_back.bring_back(scope, "t1", first["segment"], actor="test") == 6
     assert await hot_heads(admin, scope) == {"", "work:1"}
     assert len(await history(store, scope, thread_id="t1", namespace="work:1")) == len(ids)
     await clean(store, scope)

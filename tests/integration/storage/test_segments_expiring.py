@@ -10,9 +10,8 @@ from random import Random  # noqa: TID251  seeded
 import msgpack
 import pytest
 
-from storage.archive import segmenting as module
 from storage.archive.expiring import Expiring
-from storage.archive.segmenting import Segmenting
+from storage.archive.segmenting import SegmentBounds
 from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.collection.sweep import Sweep
@@ -22,13 +21,16 @@ from storage.format.cold.segment import SegmentList
 from storage.model import ChannelHistoryQuery, Parent, Precondition
 from storage.retention.planner import Policy
 from storage.scope import Scope, TenantScope
+from storage.statements.threads import archives as archives_sql
 from storage.statements.threads import threads as threads_sql
 from storage.threads.pruning import _Request
 from storage.threads.thinning import ThinningRule
+from storage.tiers.segments import open_list
 from tests.support.archive_rows import fsck, opened, rows
 from tests.support.faulty_blobs import FaultyBlobStore
 from tests.support.features import switch_on
 from tests.support.interleaving import WAIT_SECONDS, Gate, Steered
+from tests.support.segments import ChosenBounds, Volumes, move_within
 from tests.support.states import contents, document, history, load, put, save, state, write
 
 OLD = ThinningRule(keep_last=1)
@@ -45,24 +47,14 @@ async def store(database, root_key):
 
 
 @pytest.fixture
-def volumes(monkeypatch):
-    """A list of how many segments the next volumes have; then each has one."""
-    left, room = [], [0]
-
-    def is_closed(volume):
-        if volume.number and room[0]:
-            room[0] -= 1
-            return False
-        room[0] = left.pop(0) - 1 if left else 0
-        return True
-
-    monkeypatch.setattr(module._Volume, "is_closed", property(is_closed))
-    return left
+def volumes():
+    """How many segments the next volumes have."""
+    return Volumes()
 
 
-async def move(store, scope, rule=OLD, thread_id="t1", checkpoints_max=1000):
-    parts = (store.pruning._access, store.archives.objects, store.archive_writer, store.audit)
-    return await Segmenting(*parts, checkpoints_max=checkpoints_max).move(scope, thread_id, rule, actor="test")
+async def move(store, scope, rule=OLD, thread_id="t1", checkpoints_max=1000, volumes=None):
+    bounds = SegmentBounds(checkpoints_max) if volumes is None else ChosenBounds(checkpoints_max, volumes)
+    return await move_within(bounds, store, scope, rule, thread_id=thread_id)
 
 
 async def expire(store, scope, before=ALWAYS, thread_id="t1", **options):
@@ -144,9 +136,9 @@ async def test_what_has_been_in_segments_for_long_enough_goes_and_the_thread_goe
 
 
 async def test_it_is_in_the_audit_log_and_a_preview_says_it_before(store, scope, volumes):
-    volumes += [2, 1]
+    volumes.counts += [2, 1]
     await chat(store, scope, 7)
-    await move(store, scope, checkpoints_max=2)
+    await move(store, scope, checkpoints_max=2, volumes=volumes)
     foreseen = await store.archives.expiring.preview(scope, "t1", ALWAYS)
     assert await expire(store, scope) == foreseen
     page = await store.audit.page(TenantScope(scope.tenant_id), "tester", limit=100)
@@ -157,9 +149,9 @@ async def test_it_is_in_the_audit_log_and_a_preview_says_it_before(store, scope,
 
 
 async def test_a_volume_goes_as_a_whole_when_its_newest_segment_is_old_enough(store, scope, admin, volumes):
-    volumes += [2, 2]
+    volumes.counts += [2, 2]
     ids = await chat(store, scope, 9)
-    await move(store, scope, checkpoints_max=2)
+    await move(store, scope, checkpoints_max=2, volumes=volumes)
     assert await numbers(admin, scope) == [(1, 1), (1, 2), (3, 3), (3, 4)]
     before = await aged(admin, scope, 1, 2, 3)
     assert (await expire(store, scope, before)).segments == 2
@@ -175,7 +167,7 @@ async def test_an_object_that_was_exchanged_is_as_old_as_the_one_before_and_says
     store, scope, admin, volumes
 ):
     await chat(store, scope, 5)
-    await move(store, scope, checkpoints_max=2)
+    await move(store, scope, checkpoints_max=2, volumes=volumes)
     before = await aged(admin, scope, 1)
     made = [(row["segment"], row["stored_at"]) for row in await rows(admin, scope, "t1", "archives")]
     objects = {row["blob_id"] for row in await rows(admin, scope, "t1", "archives")}
@@ -214,9 +206,9 @@ async def agent(store, scope, turns):
 
 
 async def test_namespaces_that_are_in_segments_whole_are_gone_and_can_be_begun_anew(store, scope, admin, volumes):
-    volumes += [2, 1]
+    volumes.counts += [2, 1]
     names = await agent(store, scope, 3)
-    await move(store, scope, checkpoints_max=3)
+    await move(store, scope, checkpoints_max=3, volumes=volumes)
     before = await aged(admin, scope, 1, 2)
     assert (await expire(store, scope, before)).checkpoints == 6
     assert await history(store, scope, thread_id="t1", namespace=names[0]) == []
@@ -251,9 +243,9 @@ async def parted(store, scope, admin, **parts):
         ids.append((await save(store, scope, namespace="sub", content=state(n=number), **parts)).checkpoint_id)
         await put(store, scope, ids[-1], write(0, "d", number), namespace="sub")
         if number == 1:
-            await move(store, scope)
+            await move(store, scope, volumes=Volumes())
     await save(store, scope, content=state(n=3))
-    await move(store, scope, ThinningRule(made_since=ALWAYS))
+    await move(store, scope, ThinningRule(made_since=ALWAYS), volumes=Volumes())
     assert await numbers(admin, scope) == [(1, 1), (2, 2)]
     assert {row["namespace"] for row in await rows(admin, scope, "t1", "heads")} == {""}
     return ids
@@ -319,7 +311,7 @@ async def logged(store, scope, turns, value_every, namespace=""):
 
 async def test_a_volume_stays_while_a_newer_one_is_rebuilt_from_it(store, scope, admin, volumes):
     ids = await logged(store, scope, 9, 4)
-    await move(store, scope, checkpoints_max=2)
+    await move(store, scope, checkpoints_max=2, volumes=volumes)
     assert await numbers(admin, scope) == [(1, 1), (2, 2), (3, 3), (4, 4)]
     told = {each: await delta(store, scope, each) for each in ids}
     before = await aged(admin, scope, 1)
@@ -334,12 +326,12 @@ async def test_a_volume_stays_while_a_newer_one_is_rebuilt_from_it(store, scope,
 
 async def test_a_volume_stays_while_what_came_back_is_rebuilt_from_it(store, scope, admin, volumes):
     ids = await logged(store, scope, 9, 8)
-    await move(store, scope, checkpoints_max=4)
+    await move(store, scope, checkpoints_max=4, volumes=volumes)
     await put(store, scope, ids[5], write(1, "d", "late"))
     assert await numbers(admin, scope) == [(1, 1)]
     told = {each: await delta(store, scope, each) for each in ids}
     assert (await expire(store, scope)).segments == 0
-    await move(store, scope, checkpoints_max=4)
+    await move(store, scope, checkpoints_max=4, volumes=volumes)
     before = await aged(admin, scope, 1)
     assert (await expire(store, scope, before)).segments == 0
     assert {each: await delta(store, scope, each) for each in ids} == told
@@ -348,14 +340,15 @@ async def test_a_volume_stays_while_what_came_back_is_rebuilt_from_it(store, sco
     await clean(store, scope)
 
 
-async def test_of_lists_that_do_not_say_it_every_other_volume_stays(store, scope, admin, volumes, monkeypatch):
+async def test_of_lists_that_do_not_say_it_every_other_volume_stays(store, scope, admin, volumes):
     await chat(store, scope, 4)
-    with monkeypatch.context() as before_it_was_said:
-        sealed = SegmentList.seal
-        before_it_was_said.setattr(
-            SegmentList, "seal", lambda self, *parts: sealed(SegmentList(*self.__reduce__()[1][:3]), *parts)
-        )
-        await move(store, scope, checkpoints_max=2)
+    await move(store, scope, checkpoints_max=2, volumes=volumes)
+    sealer = await store.keys.sealer(scope)
+    async with store.unit_of_work.snapshot(scope) as transaction:
+        for stub in await transaction.fetch_all(archives_sql.SEGMENT_STUBS, thread_id="t1"):
+            listed = await open_list(transaction, sealer, stub)
+            older = SegmentList(listed.checkpoints, listed.piece_ids, listed.heads).seal(sealer, stub)
+            await admin.execute("UPDATE stateroom.archives SET listed = $1 WHERE blob_id = $2", older, stub.blob_id)
     await clean(store, scope)
     before = await aged(admin, scope, 1)
     assert (await expire(store, scope, before)).segments == 0
@@ -479,7 +472,7 @@ async def between(store, scope, *works, gate=None):
 
 async def test_what_is_saved_before_the_lock_stays_and_what_came_back_does(store, scope, volumes):
     ids = await chat(store, scope, 5)
-    await move(store, scope, checkpoints_max=2)
+    await move(store, scope, checkpoints_max=2, volumes=volumes)
     done = await between(
         store, scope, save(store, scope, content=state(on=1)), put(store, scope, ids[3], write(1, "c", "late"))
     )
@@ -491,7 +484,7 @@ async def test_what_is_saved_before_the_lock_stays_and_what_came_back_does(store
 
 async def test_what_came_back_before_its_list_is_read_stays(store, scope, volumes):
     ids = await chat(store, scope, 5)
-    await move(store, scope, checkpoints_max=2)
+    await move(store, scope, checkpoints_max=2, volumes=volumes)
     late = put(store, scope, ids[1], write(1, "c", "late"))
     done = await between(store, scope, late, gate=AtNth(threads_sql.READ, 2))
     assert done.checkpoints == 2
@@ -539,7 +532,7 @@ async def test_a_namespace_that_needs_what_another_volume_has_of_it_goes_with_th
         channels = {"n": number} | ({"d": ["v"]} if number == 0 else {})
         await save(store, scope, namespace="sub", content=state(**channels), delta_channels=("d",))
     await save(store, scope, content=state(n=1))
-    await move(store, scope, ThinningRule(made_since=ALWAYS), checkpoints_max=2)
+    await move(store, scope, ThinningRule(made_since=ALWAYS), checkpoints_max=2, volumes=volumes)
     assert await numbers(admin, scope) == [(1, 1), (2, 2)]
     before = await aged(admin, scope, 1)
     assert (await expire(store, scope, before)).segments == 0
@@ -554,8 +547,8 @@ async def test_a_list_is_sealed_again_with_the_heads_that_stay_as_they_are(store
         for name in names:
             await save(store, scope, namespace=name, content=state(n=number))
         if number == 1:
-            await move(store, scope)
-    await move(store, scope, ThinningRule(made_since=ALWAYS))
+            await move(store, scope, volumes=volumes)
+    await move(store, scope, ThinningRule(made_since=ALWAYS), volumes=volumes)
     assert await numbers(admin, scope) == [(1, 1), (2, 2)]
     assert {row["namespace"] for row in await rows(admin, scope, "t1", "heads")} == {""}
     before = await aged(admin, scope, 1)
@@ -656,9 +649,9 @@ async def test_of_any_thread_what_expires_is_what_thinning_of_the_same_checkpoin
     for _ in range(3):
         for _ in range(random.randint(5, 12)):
             await twins.step()
-        volumes += [random.randint(1, 3) for _ in range(4)]
+        volumes.counts += [random.randint(1, 3) for _ in range(4)]
         rule = random.choice([OLD, ThinningRule(made_since=ALWAYS), ThinningRule(every=3)])
-        await move(store, scope, rule, checkpoints_max=random.choice([1, 2, 4]))
+        await move(store, scope, rule, checkpoints_max=random.choice([1, 2, 4]), volumes=volumes)
         stubs = await rows(admin, scope, "t1", "archives")
         old = random.sample(stubs, random.randint(0, len(stubs)))
         before = await aged(admin, scope, *(row["segment"] for row in old))
