@@ -33,7 +33,7 @@ from storage.access.sealing import Sealing
 from storage.administration.audit import Audit
 from storage.archive.stubs import audit_target, set_cold, stub_of
 from storage.concurrency.turns import Pauses
-from storage.errors import IntegrityFailure, LostRaceError, ThreadNotFound, Unavailable
+from storage.errors import IntegrityFailure, LostRaceError, ThreadNotFound
 from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal
 from storage.format.cold.segment import ColdSums, Directory, ListedHead, SegmentList, may_need
 from storage.format.record import seal_head, seal_thread
@@ -45,11 +45,10 @@ from storage.statements.threads import pruning as pruning_sql
 from storage.statements.threads import threads as threads_sql
 from storage.statements.threads.archives import SegmentRow
 from storage.statements.threads.threads import HeadRow
-from storage.threads.plans import Gone, Guard, LockedThread, Plan, Plans, Target
+from storage.threads.plans import Gone, Guard, LockedThread, Plan, Plans, Target, in_rounds
 from storage.threads.thinning import StaleError, lines
 from storage.tiers.segments import Lists, Segments, open_directory, open_list, open_segments
 
-_ROUNDS_MAX: Final = 5
 _LISTED_BYTES: Final = 200  # what a listed checkpoint takes, about
 _BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -191,15 +190,11 @@ class Expiring:
         )
 
         async def work(sealer: Sealer) -> Expired:
-            for _ in range(_ROUNDS_MAX):
-                try:
-                    await self._attempt(request, sealer)
-                except StaleError:
-                    continue
-                except Gone:
-                    raise ThreadNotFound from None
-                return request.expired
-            raise Unavailable("others were at work on the same thread, again and again")
+            try:
+                await in_rounds(lambda: self._attempt(request, sealer))
+            except Gone:
+                raise ThreadNotFound from None
+            return request.expired
 
         return await self._sealing.run(scope, work, ThreadNotFound(), share)
 

@@ -43,9 +43,9 @@ from storage.archive.check import ArchiveCheck
 from storage.archive.expiring import Expiring
 from storage.archive.segmenting import Segmenting
 from storage.archive.stubs import audit_target, told
-from storage.archive.writing import FRAME_ROWS, write_object
+from storage.archive.writing import FRAME_ROWS, freeze, write_object
 from storage.blobs.keyspace import BlobLocation
-from storage.blobs.store import FROZEN_CLASSES, READABLE_CLASS, STORAGE_CLASSES, BlobUnavailable
+from storage.blobs.store import STORAGE_CLASSES, BlobUnavailable
 from storage.encoding import decode_json, encode_json
 from storage.errors import (
     ArchiveTooLarge,
@@ -597,12 +597,9 @@ class _Archiving:
     async def _moved(self, request: _Request, sealer: Sealer, read: _Read, blob_id: UUID, now: datetime) -> Archived:
         location = BlobLocation(request.scope.tenant_id, blob_id, "archive")
         wanted = request.storage_class
-        # S3 freezes at once what is stored in such a class, and then it could not be read back for hours.
-        written_as = READABLE_CLASS if wanted in FROZEN_CLASSES else wanted
-        record, stored_bytes = await self._written(request, sealer, read, location, written_as)
+        record, stored_bytes = await self._written(request, sealer, read, location, wanted)
         check = await self._checked(request, sealer, read, blob_id, record)
-        if written_as != wanted:
-            await self.writer.store.change_class(location, wanted)
+        await freeze(self.writer, location, wanted)
         stub = Stub(
             thread_id=request.thread_id,
             blob_id=blob_id,

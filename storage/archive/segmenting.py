@@ -33,15 +33,13 @@ from storage.access.sealing import Sealing
 from storage.administration.audit import Audit
 from storage.archive.check import ArchiveContents
 from storage.archive.stubs import audit_target, set_cold, told
-from storage.archive.writing import encoded, write_object
+from storage.archive.writing import encoded, freeze, write_object
 from storage.blobs.keyspace import BlobLocation
-from storage.blobs.store import FROZEN_CLASSES, READABLE_CLASS
 from storage.control.features import COLD_NAMESPACES, SEGMENTS
 from storage.errors import (
     ArchiveUnavailable,
     IntegrityFailure,
     ThreadNotFound,
-    Unavailable,
 )
 from storage.format.chain import namespace_mac
 from storage.format.cold.archive import (
@@ -78,6 +76,7 @@ from storage.threads.plans import (
     columns_of,
     doomed_of,
     garbage_of,
+    in_rounds,
     written_since,
 )
 from storage.threads.thinning import CheckpointRef, Entries, Leaving, StaleError, ThinningRule, lines, may_leave_whole
@@ -97,7 +96,6 @@ VOLUME_BYTES_MIN: Final = 8 * 1024 * 1024
 _READ_ROWS: Final = 200
 # What a row takes in the object beside its envelope, about.
 _ROW_BYTES: Final = 512
-_ROUNDS_MAX: Final = 5
 
 
 @dataclass(frozen=True)
@@ -322,15 +320,11 @@ class Segmenting:
         run = _Moving(self._sealing, self._objects, self._writer, self._audit, self._plans, self._bounds, heads)
 
         async def work(sealer: Sealer) -> Moved:
-            for _ in range(_ROUNDS_MAX):
-                try:
-                    await run.attempt(request, sealer)
-                except StaleError:
-                    continue
-                except Gone:
-                    raise ThreadNotFound from None
-                return request.moved
-            raise Unavailable("others were at work on the same checkpoints, again and again")
+            try:
+                await in_rounds(lambda: run.attempt(request, sealer))
+            except Gone:
+                raise ThreadNotFound from None
+            return request.moved
 
         return await self._sealing.run(scope, work, ThreadNotFound(), share)
 
@@ -504,11 +498,9 @@ class _Moving:
         encoder = ArchiveEncoder(sql.COLUMNS)
         key = sealer.new_blob_key()
         wanted = request.storage_class
-        # S3 freezes at once what is stored in such a class, and then it could not be read back for hours.
-        written_as = READABLE_CLASS if wanted in FROZEN_CLASSES else wanted
         cipher = sealer.without_share.blob_cipher(new.blob_id, key)
         written = await write_object(
-            self.sealing.offload.ledger, self.writer, scope, (location, cipher, written_as),
+            self.sealing.offload.ledger, self.writer, scope, (location, cipher, wanted),
             encoded(draft.rows, encoder), bytes_expected=new.reserved_bytes,
         )  # fmt: skip
         record = ArchiveRecord(bytes(key.borrow()), written.size_bytes, encoder.digest)
@@ -517,8 +509,7 @@ class _Moving:
             await contents.take(table, page)
         listed = _list(plan, draft, contents)
         self._compare(contents, listed, volume)
-        if written_as != wanted:
-            await self.writer.store.change_class(location, wanted)
+        await freeze(self.writer, location, wanted)
         version = sealer.active_key_version
         # A head that leaves may be sealed under another version than its checkpoint.
         heads = {

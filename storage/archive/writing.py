@@ -10,6 +10,7 @@ from contextlib import aclosing
 from crypto import BlobCipher
 from crypto.blob import PART_BYTES
 from storage.blobs.keyspace import BlobLocation
+from storage.blobs.store import FROZEN_CLASSES, READABLE_CLASS
 from storage.format.cold.archive import TABLES, ArchiveEncoder, ThreadRows
 from storage.ledger.ledger import BlobLedger
 from storage.ledger.streams import BlobWriter, Written
@@ -28,20 +29,22 @@ async def write_object(
     *,
     bytes_expected: int,
 ) -> Written:
-    """Write an object.
+    """Write an object, so that it can be read back; `freeze` is for afterwards.
 
     Args:
         ledger: Where its intent is.
         writer: Of the bucket of archives.
         scope: Whose it is.
-        target: The object's place, what seals it, and its storage class.
+        target: The object's place, what seals it, and the storage class that it shall have.
         content: Its bytes, some at a time.
         bytes_expected: About how many: less than a part of them are held in memory.
 
     Raises:
         BlobUnavailable: The object store does not answer.
     """
-    location, cipher, storage_class = target
+    location, cipher, wanted = target
+    # S3 freezes at once what is stored in such a class, and then it could not be read back for hours.
+    storage_class = READABLE_CLASS if wanted in FROZEN_CLASSES else wanted
 
     async def on_multipart(multipart_id: str) -> None:
         await ledger.name_multipart(scope, location.blob_id, multipart_id)
@@ -53,6 +56,16 @@ async def write_object(
         content = _one(data)
     async with aclosing(content) as stream:
         return await writer.write(location, cipher, stream, on_multipart=on_multipart, storage_class=storage_class)
+
+
+async def freeze(writer: BlobWriter, location: BlobLocation, storage_class: str) -> None:
+    """Move an object that was read back into its storage class, if it could not be written there.
+
+    Raises:
+        BlobUnavailable: The object store does not answer.
+    """
+    if storage_class in FROZEN_CLASSES:
+        await writer.store.change_class(location, storage_class)
 
 
 async def encoded(rows: ThreadRows, encoder: ArchiveEncoder) -> AsyncGenerator[bytes, None]:

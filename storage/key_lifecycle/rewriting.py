@@ -23,9 +23,8 @@ from storage.administration.audit import GATEWAY_ACTOR, Audit
 from storage.archive.check import ArchiveContents
 from storage.archive.moving import ARCHIVE_BYTES_MAX, ROW_BYTES
 from storage.archive.stubs import audit_target
-from storage.archive.writing import encoded, write_object
+from storage.archive.writing import encoded, freeze, write_object
 from storage.blobs.keyspace import BlobLocation
-from storage.blobs.store import FROZEN_CLASSES, READABLE_CLASS
 from storage.concurrency.turns import Pauses
 from storage.errors import ArchiveUnavailable, IntegrityFailure, LostRaceError, ThreadArchived
 from storage.format.cold.archive import TABLES, TAGS, ArchiveEncoder, ArchiveRecord, Stub, ThreadRows
@@ -143,18 +142,15 @@ class Rewriting:
         location = BlobLocation(scope.tenant_id, new.blob_id, "archive")
         encoder = ArchiveEncoder(sql.COLUMNS)
         key = sealer.new_blob_key()
-        # S3 freezes at once what is stored in such a class, and then it could not be read back for hours.
-        written_as = READABLE_CLASS if stub.storage_class in FROZEN_CLASSES else stub.storage_class
         cipher = sealer.without_share.blob_cipher(new.blob_id, key)
-        ledger, target = self._access.offload.ledger, (location, cipher, written_as)
+        ledger, target = self._access.offload.ledger, (location, cipher, stub.storage_class)
         written = await write_object(
             ledger, self._writer, scope, target, encoded(rows, encoder), bytes_expected=new.reserved_bytes
         )
         record = ArchiveRecord(bytes(key.borrow()), written.size_bytes, encoder.digest)
         async for _ in self._objects.stored(scope, sealer, new.blob_id, record):
             pass
-        if written_as != stub.storage_class:
-            await self._writer.store.change_class(location, stub.storage_class)
+        await freeze(self._writer, location, stub.storage_class)
         return written.object_bytes, record
 
     # --- the exchange ----------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from storage.access.completeness import (
 )
 from storage.access.sealing import Sealing
 from storage.concurrency.turns import Pauses
-from storage.errors import ThreadArchived
+from storage.errors import ThreadArchived, Unavailable
 from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
 from storage.format.cold.segment import ColdSums
 from storage.format.pieces import unpack_ids
@@ -52,6 +52,8 @@ from storage.tiers.rows import place_of
 # Pieces that one transaction removes while a save may be waiting for it, and the bytes of their envelopes.
 BATCH_CHUNKS = 250
 BATCH_BYTES = 1024 * 1024
+# Plans that may go stale one after another: two removals at once, or a thread that is deleted and begun again.
+_ROUNDS_MAX = 5
 # Checkpoints read at a time.
 _READ_ROWS = 200
 # Checkpoints saved since the last batch that are looked for among the newest before all ids are read.
@@ -59,6 +61,20 @@ _NEWEST_ROWS_MAX = 64
 
 Guard = Callable[[Transaction], Awaitable[None]]
 """Asked under the thread's lock in every batch; what it raises stops the work, and that batch is not committed."""
+
+
+async def in_rounds(work: Callable[[], Awaitable[None]]) -> None:
+    """Do work by a plan, and by another plan where that one does not describe the thread any more.
+
+    Raises:
+        Unavailable: Others were at work on the same thread, again and again.
+    """
+    for _ in range(_ROUNDS_MAX):
+        try:
+            return await work()
+        except StaleError:
+            continue
+    raise Unavailable("others were at work on the same thread, again and again")
 
 
 class Gone(Exception):

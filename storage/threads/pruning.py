@@ -21,7 +21,7 @@ from datetime import datetime
 from crypto import Sealer
 from storage.access.access import Access
 from storage.access.completeness import open_own_head
-from storage.errors import IntegrityFailure, ThreadNotFound, Unavailable
+from storage.errors import IntegrityFailure, ThreadNotFound
 from storage.format.chain import HeadSeal
 from storage.format.record import MemberRow, seal_head
 from storage.format.token import ThreadToken
@@ -39,6 +39,7 @@ from storage.threads.plans import (
     columns_of,
     doomed_of,
     garbage_of,
+    in_rounds,
     with_theirs,
 )
 from storage.threads.thinning import (
@@ -56,8 +57,6 @@ from storage.threads.thinning import (
 
 # Rows that one transaction removes while a save may be waiting for it.
 BATCH_ROWS = 100
-# Plans that may go stale one after another: two removals at once, or a thread that is deleted and begun again.
-_ROUNDS_MAX = 5
 
 NOTHING = Removal(threads=0, checkpoints=0, pending_writes=0)
 
@@ -190,7 +189,7 @@ class Pruning:
         request = _Request(scope, thread_id, guard, restores=False, touches=False, whole=False)
 
         async def attempt(sealer: Sealer) -> None:
-            await self._rounds(lambda: self._drop_writes(request, sealer, older_than))
+            await in_rounds(lambda: self._drop_writes(request, sealer, older_than))
 
         return await self._counted(request, attempt, share)
 
@@ -198,7 +197,7 @@ class Pruning:
 
     async def _remove(self, request: _Request, choice: Choice, share: ClientShare | None) -> Removal:
         async def attempt(sealer: Sealer) -> None:
-            await self._rounds(lambda: self._prune(request, sealer, choice))
+            await in_rounds(lambda: self._prune(request, sealer, choice))
 
         return await self._counted(request, attempt, share)
 
@@ -208,14 +207,6 @@ class Pruning:
         with suppress(ThreadNotFound, Gone):
             await self._access.reading(request.scope, attempt, ThreadNotFound(), share)
         return request.removed.removal()
-
-    async def _rounds(self, work: Callable[[], Awaitable[None]]) -> None:
-        for _ in range(_ROUNDS_MAX):
-            try:
-                return await work()
-            except StaleError:
-                continue
-        raise Unavailable("others removed from this thread at the same moment, again and again")
 
     async def _prune(self, request: _Request, sealer: Sealer, choice: Choice) -> None:
         async with self._access.unit_of_work.snapshot(request.scope) as transaction:
