@@ -8,8 +8,9 @@ from stateroom._protocol.core import Answer, Timeouts, encode_id
 from stateroom._threads.trajectories import Message, ToolCall, TrajectoryChange, TrajectoryStep, chat_form
 from stateroom.artifacts import ArtifactFile, Artifacts
 from stateroom.async_artifacts import AsyncArtifactFile, AsyncArtifacts
-from stateroom.async_client import AsyncClient, AsyncThread
-from stateroom.client import Client, Thread
+from stateroom.async_client import AsyncClient
+from stateroom.async_thread import AsyncThread
+from stateroom.client import Client
 from stateroom.errors import (
     ArchiveUnavailable,
     ArtifactNotFound,
@@ -71,6 +72,7 @@ from stateroom.errors import (
 from stateroom.schema import StateVersion
 from stateroom.share import ClientShare, new_client_share
 from stateroom.subject import SHARED, acting_for, current_subject
+from stateroom.thread import Thread
 from stateroom.tokens import FileTokenStore, MemoryTokenStore, TokenPlace, TokenStore
 from stateroom.types import (
     Artifact,

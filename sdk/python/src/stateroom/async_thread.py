@@ -1,0 +1,526 @@
+"""One thread, for callers on an event loop: what a program loads, saves and asks of it.
+
+This module owns the verbs of a thread object and what they promise; ``ThreadSteps`` owns what it remembers, and the
+client what is sent and sent again. An ``AsyncThread`` object belongs to one task at a time.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+
+from stateroom._io.on_loop import finished
+from stateroom._options import refuse_unknown
+from stateroom._protocol import calls
+from stateroom._protocol.core import Call, Pinned, Steps
+from stateroom._protocol.wire import Page, ParentRequest
+from stateroom._remembered.pieces import PieceCache
+from stateroom._threads.fixtures import Fixture, fixture_lines, loading
+from stateroom._threads.intents import intent_of
+from stateroom._threads.steps import ThreadOptions, ThreadSteps
+from stateroom._threads.trajectories import Lines, StepT, TrajectoryStep, step_lines
+from stateroom.errors import GatewayUnavailable
+from stateroom.types import (
+    CheckpointInfo,
+    CheckpointOptions,
+    CopyReceipt,
+    Head,
+    LargeValue,
+    LongList,
+    MaybeSummary,
+    ResolveArtifacts,
+    SaveOptions,
+    SaveReceipt,
+    StateT,
+    Status,
+    ThreadInfo,
+    ThreadMove,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class AsyncCaller(Protocol):
+    """What a thread needs of a client."""
+
+    pieces: PieceCache
+
+    def pin(self) -> Pinned:
+        """Decide the subject."""
+
+    async def drive(self, steps: Steps[R], pinned: Pinned | None = None) -> R:
+        """Carry out a procedure."""
+
+    def items(self, page_of: Callable[[int, str | None], Steps[Page[R]]], limit: int | None) -> AsyncIterator[R]:
+        """The items of a list, page by page."""
+
+    def infos(self, selection: calls.Selection, limit: int | None) -> AsyncIterator[CheckpointInfo]:
+        """Selected checkpoints, newest first, page by page."""
+
+    def steps_of(
+        self, lines: Lines[StepT], call_of: Callable[[Lines[StepT]], Call], pinned: Pinned
+    ) -> AsyncIterator[StepT]:
+        """The steps of a trajectory as they arrive."""
+
+
+class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
+    """One thread, and the head this object last saw of it. Not to be shared between threads of execution."""
+
+    def __init__(self, client: AsyncCaller, thread_id: str, **options: Unpack[ThreadOptions]) -> None:
+        super().__init__(thread_id, client.pieces, options)
+        self._client = client
+
+    async def load(self, *, resolve_artifacts: ResolveArtifacts = False) -> Head[StateT] | None:
+        """The newest checkpoint, or the one a fork starts from; later saves follow it.
+
+        Args:
+            resolve_artifacts: Bring along the artifacts that the state names, as ``Head.artifacts``; ``"previews"``:
+                their names, types, sizes and previews only.
+
+        Returns:
+            The checkpoint with its state, or ``None`` when the thread is new.
+
+        Raises:
+            IntegrityFailure: The stored state is damaged or was tampered with.
+            StateTooNew: It was saved at a version from which no steps lead to the one this program knows.
+            StateUpcastFailed: A step on the way cannot be applied to it.
+            msgspec.ValidationError: The state does not fit ``state_type``.
+        """
+        pinned = self._client.pin()
+        return await self._client.drive(self._load(pinned, resolve_artifacts=resolve_artifacts), pinned)
+
+    async def at(self, checkpoint_id: str, *, resolve_artifacts: ResolveArtifacts = False) -> Head[StateT]:
+        """An old checkpoint, without changing what later saves follow.
+
+        Args:
+            checkpoint_id: Its id.
+            resolve_artifacts: Bring along the artifacts that the state names, as ``Head.artifacts``; ``"previews"``:
+                their names, types, sizes and previews only.
+
+        Raises:
+            CheckpointNotFound: There is none.
+        """
+        pinned = self._client.pin()
+        steps = self._at(pinned, checkpoint_id, resolve_artifacts=resolve_artifacts)
+        return await self._client.drive(steps, pinned)
+
+    async def large_values(self, checkpoint_id: str | None = None) -> dict[str, LargeValue]:
+        """What the large values of a state are, by their paths in it, without fetching any of them.
+
+        Args:
+            checkpoint_id: Of which checkpoint; the newest, or the one a fork starts from, when left out.
+
+        Returns:
+            Those whose paths are known; none when the thread is new. ``load`` has the same as ``Head.large_values``.
+
+        Raises:
+            CheckpointNotFound: There is no such checkpoint.
+        """
+        return await self._client.drive(self._large_values(checkpoint_id))
+
+    async def save(self, state: StateT, **options: Unpack[SaveOptions]) -> SaveReceipt:
+        """Save a checkpoint; when this returns, it is durable.
+
+        Args:
+            state: The whole state; only what changed is stored.
+            options: What ``SaveOptions`` lists.
+
+        Returns:
+            The receipt.
+
+        Raises:
+            HeadMoved: Somebody saved since this object last loaded or saved. Load and try again.
+            CheckpointExists: ``checkpoint_id`` is taken by other content.
+            StateTooNew: Nobody registered the state's schema at this version.
+            GatewayUnavailable: No answer in time. Saving the same again is safe.
+        """
+        refuse_unknown("save", options, SaveOptions)
+        request = self._save_request(options, options.get("state_schema"), options.get("state_version"))
+        pinned = self._client.pin()
+        return await self._client.drive(self._save(pinned, state, request, options), pinned)
+
+    async def patch(
+        self,
+        *,
+        set: Mapping[str, Any] | None = None,  # noqa: A002 - the word of the API
+        append: Mapping[str, Sequence[Any]] | None = None,
+        remove: Sequence[str] = (),
+        **options: Unpack[CheckpointOptions],
+    ) -> SaveReceipt:
+        """Save a checkpoint by saying what changed since the head.
+
+        Args:
+            set: Top-level keys to set.
+            append: Elements to append to lists, by top-level key.
+            remove: Top-level keys to remove.
+            options: What ``CheckpointOptions`` lists.
+
+        Returns:
+            The receipt.
+
+        Raises:
+            CheckpointNotFound: There is no head to change.
+            HeadMoved: Somebody saved since this object last loaded or saved.
+        """
+        refuse_unknown("patch", options, CheckpointOptions)
+        pinned = self._client.pin()
+        return await self._client.drive(self._patch(pinned, set, append, remove, options), pinned)
+
+    async def compact(
+        self,
+        channel: str,
+        *,
+        keep_last: int,
+        summary: Sequence[Any] = (),
+        status: Status | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        run_id: str | None = None,
+        checkpoint_id: str | None = None,
+    ) -> SaveReceipt:
+        """Save a checkpoint whose list is a summary and the newest elements of the head's; the list does not travel.
+
+        Nothing is removed: older checkpoints hold the whole list, until retention archives or thins them. What is left
+        out is as the head has it.
+
+        Args:
+            channel: The top-level key of the list.
+            keep_last: How many of its newest elements stay.
+            summary: Elements to put in front of them, in the place of the older ones.
+            status: Its status.
+            metadata: Its metadata.
+            run_id: The run that makes it.
+            checkpoint_id: An id of the caller's own; minted by the gateway when left out.
+
+        Returns:
+            The receipt; later saves follow it. A state that was loaded before still has the whole list: load again.
+
+        Raises:
+            CheckpointNotFound: There is no head.
+            HeadMoved: Somebody saved since this object last loaded or saved. Without either, the newest head is taken.
+            WritesPending: Tasks have written to the head, and no checkpoint has taken up what they wrote.
+            InvalidRequest: The key is not there, or is no list.
+        """
+        pinned = self._client.pin()
+        steps = self._compact(
+            channel,
+            keep_last,
+            summary,
+            status=status,
+            metadata=metadata,
+            run_id=run_id,
+            checkpoint_id=checkpoint_id,
+        )
+        return await self._client.drive(steps, pinned)
+
+    async def compact_if_needed(
+        self,
+        state: StateT,
+        needs_compaction: Callable[[LongList, list[Any]], Awaitable[MaybeSummary] | MaybeSummary],
+        *,
+        every: int | None = None,
+    ) -> StateT:
+        """Compact the lists that have become too long, by summaries that the program makes.
+
+        A save policy of the tenant, or of the agent, says which are: the answer to the last save told this object so.
+        With ``every`` the program is asked about each list at every so-many-th step, too. Call it after each save:
+
+            thread.save(state)
+            state = thread.compact_if_needed(state, janitor, every=10)
+
+        Args:
+            state: The state that was saved last.
+            needs_compaction: Called with a list and its elements; a function or a coroutine function. It returns what
+                stands for the list from now on, or ``None`` to leave it as it is.
+            every: At which steps to ask about all lists: those that are a multiple of it.
+
+        Returns:
+            The state to go on with: ``state``, if nothing was compacted.
+
+        Raises:
+            HeadMoved: Somebody saved since.
+            WritesPending: Tasks have written to the head, and no checkpoint has taken up what they wrote.
+        """
+        is_shorter = False
+        for long, elements in self._lists_to_compact(state, every):
+            summary = await finished(needs_compaction(long, elements))
+            if summary is not None:
+                await self.compact(long.channel, keep_last=summary.keep_last, summary=summary.elements)
+                is_shorter = True
+        head = await self.load() if is_shorter else None
+        return state if head is None else head.state
+
+    @overload
+    async def once(self, once_key: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @overload
+    async def once(self, once_key: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    async def once(self, once_key: str, fn: Callable[P, Awaitable[R] | R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call ``fn`` unless a call of this name finished before in this thread and namespace.
+
+        The result is kept in the gateway as a pending write, outlives later saves and pruning, and is found
+        by a resumed process even if nothing was saved after the call. It is returned as a plain tree,
+        converted to ``fn``'s annotated return type, in the first call just as in later ones.
+
+        A crash after the effect and before its result is kept stays ambiguous: nobody can tell whether the
+        effect happened, and the next call repeats it. Give ``once_key`` to the service that is called, as its
+        idempotency key, where that matters. Two processes calling at the same time may both run ``fn``; the
+        result kept first wins and both return it.
+
+        Args:
+            once_key: The call's name, unique in this thread and namespace: another call needs another name.
+            fn: What to call; a function or a coroutine function.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+
+        Returns:
+            The result, or the one kept earlier.
+
+        Raises:
+            OnceKeyReused: A call of this name finished with other arguments. Nothing was called, unless both ran at the
+                same time.
+            InvalidRequest: The result has no plain form (the effect happened, and is not kept).
+        """
+        intent = intent_of(once_key, args, kwargs)
+        was_kept, kept = await self._client.drive(self._recall(once_key, intent))
+        if not was_kept:
+            result = await finished(fn(*args, **kwargs))
+            kept = await self._client.drive(self._record(once_key, intent, result))
+        return cast(R, self._typed_result(kept, fn))
+
+    def history(
+        self,
+        *,
+        limit: int | None = None,
+        before: str | None = None,
+        status: Status | None = None,
+        step: int | None = None,
+        run_id: str | None = None,
+        source: str | None = None,
+        matching: Mapping[str, Any] | None = None,
+    ) -> AsyncIterator[CheckpointInfo]:
+        """The namespace's checkpoints, newest first, page by page, without their states (see ``at``).
+
+        Args:
+            limit: At most so many.
+            before: Only checkpoints with smaller ids.
+            status: Only this status.
+            step: Only this step.
+            run_id: Only this run.
+            source: Only this source.
+            matching: Metadata that must be contained.
+        """
+        selection = calls.Selection(
+            thread_id=self.thread_id,
+            namespace=self.namespace,
+            before=before,
+            status=status,
+            step=step,
+            run_id=run_id,
+            source=source,
+            matching=matching,
+        )
+        return self._client.infos(selection, limit)
+
+    def trajectory(
+        self, *, checkpoint_id: str | None = None, after: str | None = None
+    ) -> AsyncIterator[TrajectoryStep]:
+        """The steps that led to a checkpoint, oldest first, as plain data: changes, messages, writes, model, usage.
+
+        They come as they are read, whatever their number, and go on where a connection broke. Needs a key with
+        ``state:export`` and ``state:read``; the tenant's audit log says who read it. A tenant reads one at a time.
+
+        Args:
+            checkpoint_id: The checkpoint they lead to; the newest when left out.
+            after: A step that is there already: only those after it.
+
+        Raises:
+            PermissionDenied: The key may not export.
+            CheckpointNotFound: There is no such checkpoint, or ``after`` is no step before it.
+        """
+        lines = step_lines(checkpoint_id, after)
+        return self._client.steps_of(lines, self._trajectory_call, self._client.pin())
+
+    async def fixture(self, *, checkpoint_id: str | None = None) -> Fixture:
+        """The steps that led to a checkpoint, byte by byte as they are stored, to be loaded into a thread of a test.
+
+        Needs a key with ``state:export`` and ``state:read``; the tenant's audit log says who read it.
+
+        Args:
+            checkpoint_id: The checkpoint they lead to; the newest when left out.
+
+        Raises:
+            PermissionDenied: The key may not export.
+            CheckpointNotFound: There is no such checkpoint.
+        """
+        lines = fixture_lines(checkpoint_id)
+        steps = [step async for step in self._client.steps_of(lines, self._fixture_call, self._client.pin())]
+        if lines.begun is None or not steps:
+            raise GatewayUnavailable("the trajectory has no steps", code="unexpected-answer")
+        return Fixture(lines.begun, steps)
+
+    async def load_fixture(self, fixture: Fixture) -> int:
+        """Save all steps of a fixture, with their own ids; as ``fixture.load_into(thread)``.
+
+        Args:
+            fixture: The fixture.
+
+        Returns:
+            How many steps were new here.
+
+        Raises:
+            ThreadExists: The thread has other checkpoints.
+            CheckpointExists: It has one of these, but with another content.
+        """
+        pinned = self._client.pin()
+        steps = loading(fixture, self.thread_id, self.namespace, self._pieces, pinned)
+        return await self._client.drive(steps, pinned)
+
+    async def fork(self, checkpoint_id: str) -> "AsyncThread[StateT]":
+        """A new object of the same thread, whose next save continues from an old checkpoint.
+
+        Nothing is removed: the fork's first save becomes the head, and the branch it leaves stays in the
+        history. That save raises ``HeadMoved`` if somebody saved after the fork was made.
+
+        Args:
+            checkpoint_id: Where to continue from.
+
+        Raises:
+            CheckpointNotFound: There is no such checkpoint.
+        """
+        forked: AsyncThread[StateT] = AsyncThread(self._client, self.thread_id, **self._options())
+        pinned = self._client.pin()
+        await self._client.drive(forked._fork_from(pinned, checkpoint_id), pinned)
+        return forked
+
+    async def info(self) -> ThreadInfo | None:
+        """The thread's settings and status; ``None`` when it does not exist."""
+        return await self._client.drive(calls.show_thread(self.thread_id))
+
+    async def change(self, *, strict: bool | None = None, agent: str | None = None) -> ThreadInfo:
+        """Change settings; creates the thread when it does not exist.
+
+        Args:
+            strict: Refuse saves that do not name the head they follow.
+            agent: The program's name.
+        """
+        return await self._client.drive(self._change(strict=strict, agent=agent))
+
+    async def link(self, parent_thread_id: str, *, namespace: str = "", checkpoint_id: str | None = None) -> ThreadInfo:
+        """Say which thread this one was begun from, and where in it; creates the thread when it does not exist.
+
+        Another parent is replaced. It is a name: the parent need not exist.
+
+        Args:
+            parent_thread_id: The parent, a thread of the same subject.
+            namespace: Where in it; empty is the root.
+            checkpoint_id: Which checkpoint; ``None``: none in particular.
+
+        Raises:
+            Conflict: The thread would be its own ancestor (``link-circular``), or an older gateway may still run
+                (``feature-off``).
+            LegalHold: The thread is held, and has another parent.
+            LimitExceeded: It would have too many ancestors.
+        """
+        parent = ParentRequest(thread_id=parent_thread_id, namespace=namespace, checkpoint_id=checkpoint_id)
+        return await self._client.drive(calls.link_thread(self.thread_id, parent))
+
+    async def unlink(self) -> None:
+        """Say that the thread was begun from no other; both stay.
+
+        Raises:
+            LegalHold: The thread is held, and has a parent.
+            ThreadNotFound: There is none.
+        """
+        await self._client.drive(calls.unlink_thread(self.thread_id))
+
+    def children(self, *, limit: int | None = None) -> AsyncIterator[ThreadInfo]:
+        """The threads that were begun from this one, newest first, page by page. It need not exist itself.
+
+        Args:
+            limit: At most so many.
+        """
+        return self._client.items(lambda size, cursor: calls.list_children(self.thread_id, size, cursor), limit)
+
+    async def copy(self, target_thread_id: str) -> CopyReceipt:
+        """Copy the whole thread, history and pending writes included.
+
+        Args:
+            target_thread_id: A thread that does not exist yet.
+
+        Raises:
+            ThreadExists: It exists.
+            ThreadNotFound: This thread does not exist.
+        """
+        return await self._client.drive(calls.copy_thread(self.thread_id, target_thread_id))
+
+    async def archive(self, *, storage_class: str | None = None) -> ThreadMove:
+        """Ask for the thread to be moved to the archive: one sealed object instead of rows. A job does it.
+
+        It stays listed and, unless its storage class is a frozen one, readable; a save brings it back.
+
+        Args:
+            storage_class: S3's name, such as ``GLACIER``; the archive's own when left out.
+
+        Returns:
+            Where the thread is now, and the job that moves it.
+
+        Raises:
+            ThreadNotFound: There is none.
+            ArchiveUnavailable: The deployment has no archive.
+        """
+        return await self._client.drive(calls.archive_thread(self.thread_id, storage_class))
+
+    async def archive_old(
+        self, older_than_seconds: float, *, keep_last: int = 0, storage_class: str | None = None
+    ) -> ThreadMove:
+        """Ask for the thread's older checkpoints to be moved to the archive, while it stays hot. A job does it.
+
+        They stay readable, unless their storage class is a frozen one; ``info().segments`` says how many there are.
+        Heads stay, interrupts that nobody answered, and what a checkpoint that stays is rebuilt from.
+
+        Args:
+            older_than_seconds: For how long a checkpoint was neither made nor written to.
+            keep_last: How many of the newest of each namespace stay all the same.
+            storage_class: S3's name, such as ``GLACIER``; the archive's own when left out.
+
+        Returns:
+            Where the thread is, and the job that moves its checkpoints.
+
+        Raises:
+            ThreadNotFound: There is none.
+            ArchiveUnavailable: The deployment has no archive.
+            Conflict: An older gateway may still run (``feature-off``).
+        """
+        return await self._client.drive(calls.archive_old(self.thread_id, older_than_seconds, keep_last, storage_class))
+
+    async def restore(self, wait_seconds: float | None = None) -> ThreadMove:
+        """Ask for the thread to be brought back from the archive with all segments, thawing them if need be.
+
+        A job does it.
+
+        Args:
+            wait_seconds: Wait for it for so long at most; ``None``: do not wait. A thaw takes hours.
+
+        Returns:
+            Where the thread is now, and the job that moves it.
+
+        Raises:
+            ThreadNotFound: There is none.
+            ThreadArchived: It is not back after so long (the restore goes on), or cannot be brought back.
+        """
+        return await self._client.drive(calls.restore_thread(self.thread_id, wait_seconds))
+
+    async def delete(self, *, family: bool = False) -> bool:
+        """Delete the whole thread, all namespaces included.
+
+        Args:
+            family: Delete the threads that were begun from it, too, and so on.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            LegalHold: The thread, or one of its family, is held; nothing was deleted.
+            LimitExceeded: The family is too large; nothing was deleted.
+        """
+        return await self._client.drive(self._delete(family=family))
