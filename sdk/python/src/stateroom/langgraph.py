@@ -39,7 +39,6 @@ from stateroom._langgraph.columns import Place, graph_name, is_step, name_of, wo
 from stateroom._langgraph.connections import Connections
 from stateroom._langgraph.field_types import with_field_types
 from stateroom._langgraph.listing import Listing
-from stateroom._langgraph.long_lists import LongLists
 from stateroom._langgraph.runs import pin
 from stateroom._langgraph.values import SKELETON, Values
 from stateroom._options import refuse_unknown
@@ -63,6 +62,7 @@ from stateroom._remembered.growth import Growth, Sent, grown, place_of
 from stateroom._remembered.histories import Histories, joined
 from stateroom._remembered.pieces import PieceCache, owner_tag, receiving, sending
 from stateroom._remembered.recent import Recent
+from stateroom._threads.long_lists import asked_about, is_due
 from stateroom.async_client import AsyncClient
 from stateroom.client import Client
 from stateroom.errors import (
@@ -197,7 +197,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         self._restore_seconds_max = options.get("restore_seconds_max")
         self._strict = options.get("strict", False)
         self._made_strict = Recent[bool]()
-        self._long_lists = LongLists()
+        self._last_receipts = Recent[SaveReceipt]()
         self._pieces = PieceCache()
         self._growth = Growth()
         self._histories = Histories()
@@ -688,7 +688,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         # A list that went with placeholders goes whole the next time, too.
         lists = {name: each for name, each in lists.items() if not channels[name].holes}
         self._growth.note(remembered, checkpoint["id"], lists, first=place.checkpoint_id is None)
-        self._long_lists.note(remembered, receipt)
+        self._last_receipts.note(remembered, receipt)
         return place.config(checkpoint["id"])
 
     def _make_strict(self, place: Place, pinned: Pinned) -> Steps[None]:
@@ -729,17 +729,17 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         self, config: RunnableConfig, every: int | None, pinned: Pinned
     ) -> Steps[tuple[RunnableConfig, Sequence[tuple[LongList, Sequence[Any]]]]]:
         """The lists to be asked about, and the checkpoint that has them; none while tasks have written to it."""
-        if every is not None and every < 1:
-            raise InvalidRequest("every so many steps: one, or more")
         place = Place.of(config)
         remembered = place_of(pinned, place.thread_id, place.namespace)
-        if not self._long_lists.is_due(remembered, every):
+        saved = self._last_receipts.get(remembered)
+        all_lists = is_due(None if saved is None else saved.step, every)
+        if saved is None or not (saved.needs_compaction or all_lists):
             return config, ()
         found = yield from self._get(config, pinned)
-        if found is None or found.pending_writes:
+        if found is None or found.pending_writes or found.checkpoint["id"] != saved.checkpoint_id:
             return config, ()
-        values = found.checkpoint["channel_values"]
-        lists = self._long_lists.of(remembered, found.checkpoint["id"], values, every)
+        self._last_receipts.forget(remembered)
+        lists = asked_about(saved.needs_compaction, found.checkpoint["channel_values"], all_lists=all_lists)
         return (found.config if lists else config), lists
 
     def _save(self, place: Place, request: SaveRequest, pinned: Pinned) -> Steps[SaveReceipt]:

@@ -27,6 +27,7 @@ from stateroom._protocol.wire import (
 from stateroom._remembered.pieces import PieceCache, receiving_state, sending_state
 from stateroom._remembered.said import large_values, said_by_channel
 from stateroom._threads.fixtures import FixtureStep
+from stateroom._threads.long_lists import asked_about, is_due
 from stateroom._threads.plain import from_plain, result_type, state_from_plain, state_to_plain, to_plain
 from stateroom._threads.trajectories import Lines, TrajectoryStep
 from stateroom.errors import CheckpointNotFound, InvalidRequest, NotFound, OnceKeyReused
@@ -322,17 +323,9 @@ class ThreadSteps(Generic[StateT]):
 
     def _lists_to_compact(self, state: StateT, every: int | None) -> list[tuple[LongList, list[Any]]]:
         """The lists of the state that was saved last to be asked about, each once."""
-        if every is not None and every < 1:
-            raise InvalidRequest("every so many steps: one, or more")
-        long = {each.channel: each for each in self._long}
-        is_time = every is not None and self._step is not None and self._step > 0 and self._step % every == 0
-        if not long and not is_time:
-            return []
-        self._long = ()
-        lists = {name: each for name, each in state_to_plain(state).items() if isinstance(each, list) and each}
-        if is_time:
-            long = {name: LongList(channel=name, elements=len(each)) for name, each in lists.items()} | long
-        return [(each, lists[name]) for name, each in long.items() if name in lists]
+        all_lists = is_due(self._step, every)
+        long, self._long = self._long, ()
+        return asked_about(long, state_to_plain(state), all_lists=all_lists) if long or all_lists else []
 
     def _follow(self, receipt: SaveReceipt) -> None:
         self._long = receipt.needs_compaction
