@@ -5,11 +5,12 @@ This package owns the client's side of API v1. It imports nothing of the gateway
 """
 
 from stateroom._protocol.core import Answer, Timeouts, encode_id
+from stateroom._threads.async_thread import AsyncThread
+from stateroom._threads.thread import Thread
 from stateroom._threads.trajectories import Message, ToolCall, TrajectoryChange, TrajectoryStep, chat_form
 from stateroom.artifacts import ArtifactFile, Artifacts
 from stateroom.async_artifacts import AsyncArtifactFile, AsyncArtifacts
 from stateroom.async_client import AsyncClient
-from stateroom.async_thread import AsyncThread
 from stateroom.client import Client
 from stateroom.errors import (
     ArchiveUnavailable,
@@ -72,7 +73,6 @@ from stateroom.errors import (
 from stateroom.schema import StateVersion
 from stateroom.share import ClientShare, new_client_share
 from stateroom.subject import SHARED, acting_for, current_subject
-from stateroom.thread import Thread
 from stateroom.tokens import FileTokenStore, MemoryTokenStore, TokenPlace, TokenStore
 from stateroom.types import (
     Artifact,

@@ -20,9 +20,9 @@ from stateroom._protocol import calls
 from stateroom._protocol.core import Answer, Attempts, Call, Endpoint, Pinned, Steps, Timeouts
 from stateroom._protocol.wire import Page
 from stateroom._remembered.pieces import PieceCache
+from stateroom._threads.async_thread import AsyncThread
 from stateroom._threads.trajectories import Lines, StepT
 from stateroom.async_artifacts import AsyncArtifacts
-from stateroom.async_thread import AsyncThread
 from stateroom.errors import GatewayUnavailable, ThreadNotFound
 from stateroom.schema import StateVersion
 from stateroom.share import ClientShare

@@ -20,13 +20,13 @@ from stateroom._protocol import calls
 from stateroom._protocol.core import Answer, Attempts, Call, Endpoint, Pinned, Steps, Timeouts
 from stateroom._protocol.wire import Page
 from stateroom._remembered.pieces import PieceCache
+from stateroom._threads.thread import Thread
 from stateroom._threads.trajectories import Lines, StepT
 from stateroom.artifacts import Artifacts
 from stateroom.errors import GatewayUnavailable, ThreadNotFound
 from stateroom.schema import StateVersion
 from stateroom.share import ClientShare
 from stateroom.subject import Subject
-from stateroom.thread import Thread
 from stateroom.tokens import Owner, TokenStore, forget_missing, remember, with_known
 from stateroom.types import (
     CheckpointFilter,

@@ -1,1 +1,1 @@
-"""Threads without I/O: the position of a thread object, states and results as plain values, once-calls."""
+"""Threads: the objects of programs, and under them, without I/O, positions, states and once-calls as plain values."""
