@@ -38,6 +38,7 @@ SELECT :tenant_id, :subject_id, 'counted', '', 'c', n::text, 0, '', 'a', now(),
 FROM generate_series(1, :count) n
 """)
 _SINCE = datetime(2026, 1, 1, tzinfo=UTC)
+_SAVE_RULE = SaveRule(strict=False, compact_elements=1, compact_bytes=1)  # every save has lists to name
 _SAID, _TAKEN_BACK = b'{"idle_ttl_seconds":31536000}', b"{}"
 
 
@@ -70,10 +71,12 @@ async def policies(store: Store, tenant_id: UUID) -> None:
     async with store.unit_of_work.begin(TenantScope(tenant_id)) as transaction:
         for number in range(AGENT_SAVE_POLICIES_MAX):
             agent = agent_of(number)
-            proof = prove(save_policy_row(tenant_id, agent, SaveRule(strict=False), _SINCE))
+            proof = prove(save_policy_row(tenant_id, agent, _SAVE_RULE, _SINCE))
             await transaction.run(
-                save_policies_sql.PUT, agent=agent, strict=False, updated_at=_SINCE, **proof._asdict()
-            )
+                save_policies_sql.PUT, agent=agent, strict=_SAVE_RULE.strict,
+                compact_elements=_SAVE_RULE.compact_elements, compact_bytes=_SAVE_RULE.compact_bytes,
+                updated_at=_SINCE, **proof._asdict(),
+            )  # fmt: skip
         for number in range(AGENT_POLICY_ROWS_MAX):
             agent, body = agent_of(number), _SAID if number < AGENT_POLICIES_MAX else _TAKEN_BACK
             proof = prove(policy_row(tenant_id, "agent", (agent,), body, False, _SINCE))
