@@ -60,6 +60,7 @@ from storage.postgres.session import Session
 from storage.postgres.setup import db_revision_required, guard, known_revisions
 from storage.postgres.unit_of_work import Observer, Silent, UnitOfWork
 from storage.retention.policies import RetentionPolicies
+from storage.retention.preview import RetentionPreview
 from storage.retention.rounds import Acts, Retaining
 from storage.schemas.adoptions import Adoptions
 from storage.schemas.registry import StateSchemas
@@ -197,9 +198,8 @@ class Store:
         )
         self.upgrades = Upgrades(self.unit_of_work, self.features, self.audit, clock)
         self.processes = self.upgrades.processes
-        self.retention_policies = RetentionPolicies(
-            self.unit_of_work, self.audit, self.pruning, self.archives, self.control
-        )
+        self.retention_policies = RetentionPolicies(self.unit_of_work, self.audit, self.control)
+        self.retention_preview = RetentionPreview(self.unit_of_work, self.pruning, self.archives, self.control)
         self.retaining = Retaining(
             self.unit_of_work, self.audit, clock, Acts(self.threads, self.pruning, self.archives), self.control
         )

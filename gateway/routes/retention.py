@@ -17,7 +17,9 @@ from gateway.routing.operations import Call, Operation
 from gateway.wire.problems import Fault
 from storage.errors import InvalidState, LimitExceeded, TenantNotFound
 from storage.retention import planner as retention
-from storage.retention.policies import Capped, PreviewPage, Stored, TenantPolicies, ThreadRetention
+from storage.retention.examining import Capped, Stored, TenantPolicies
+from storage.retention.policies import ThreadRetention
+from storage.retention.preview import PreviewPage
 from storage.retention.rounds import RoundStatus
 from storage.scope import OperatorScope, Scope, TenantScope
 
@@ -198,7 +200,7 @@ async def preview_retention(call: Call[TenantScope]) -> Answer:
     cursor = call.cursor(query.cursor, call.scope.tenant_id, query.agent, query.draft)
     after = cursor.after
     try:
-        page = await call.store.retention_policies.preview(
+        page = await call.store.retention_preview.page(
             call.scope,
             now=None if after is None else datetime.fromisoformat(after[0]),
             after=None if after is None else (after[1], after[2]),

@@ -6,7 +6,7 @@ that, also where no policy says anything. From the result and what is known of a
 what to do with it now, and `outlook` what will come next.
 
 Owns the vocabulary, the merging and the decisions. It reads no clock, no row and no key: the round
-(`storage.retention.rounds`) and the preview (`storage.retention.policies`) ask the same functions, so that a preview
+(`storage.retention.rounds`) and the preview (`storage.retention.preview`) ask the same functions, so that a preview
 says what a round would do. What thinning spares within a thread is decided where the thread is open
 (`storage.threads.pruning`).
 """

@@ -50,8 +50,7 @@ from storage.errors import (
     Unavailable,
 )
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
-from storage.retention.planner import ACTIONS, Action, Plan
-from storage.retention.policies import (
+from storage.retention.examining import (
     BESIDES,
     Examined,
     besides,
@@ -64,6 +63,7 @@ from storage.retention.policies import (
     segment_rule_of,
     segments_before,
 )
+from storage.retention.planner import ACTIONS, Action, Plan
 from storage.scope import OperatorScope, Scope, TenantListing, TenantScope
 from storage.statements.rules import retention as sql
 from storage.statements.rules.retention import FactsRow

@@ -22,6 +22,7 @@ from storage.keys.key_seals import Pepper, Peppers
 from storage.model import ChannelHistoryQuery, HistoryQuery, Precondition, SaveRule, TaskWritesQuery
 from storage.retention.planner import Policy
 from storage.retention.policies import RetentionPolicies
+from storage.retention.preview import RetentionPreview
 from storage.retention.rounds import Acts, Retaining
 from storage.schemas.registry import StateSchemas
 from storage.schemas.save_policies import SavePolicies
@@ -170,7 +171,7 @@ async def test_the_versions_of_a_schema_and_what_was_adopted_are_checked_in_turn
 async def test_a_page_of_threads_is_looked_at_for_retention_in_turns(store, scope):
     for number in range(100):
         await save(store, scope, f"t{number}")
-    page, taken = await turns(store.retention_policies.preview(TenantScope(scope.tenant_id)))
+    page, taken = await turns(store.retention_preview.page(TenantScope(scope.tenant_id)))
     assert page.threads == 100
     assert taken >= 100 * PAUSE_ROW_BYTES // PAUSE_BYTES
 
@@ -225,7 +226,7 @@ async def test_rows_that_others_go_before_are_in_memory_for_no_more_readers_than
             schemas_sql.ADD, schema="s", number=1, definition=b"{}", created_at=WHEN, **proof._asdict()
         )
     await SavePolicies(readers, store.audit, control).get(tenant)
-    await RetentionPolicies(readers, store.audit, store.pruning, store.archives, control).get(tenant)
+    await RetentionPolicies(readers, store.audit, control).get(tenant)
     await StateSchemas(readers, store.audit, SystemClock(), control, store.workers).get(tenant, "s")
     assert control.count == 2 * ROWS + 1
     assert control.outside == 0
@@ -235,11 +236,12 @@ async def test_what_holds_for_a_thread_takes_no_policies_of_other_agents(store, 
     tenant = TenantScope(scope.tenant_id)
     await save(store, scope, agent="agent-1")
     control = CountedChecks(store.control)
-    asked = RetentionPolicies(store.unit_of_work, store.audit, store.pruning, store.archives, control)
+    asked = RetentionPolicies(store.unit_of_work, store.audit, control)
     said = await asked.get_thread(scope, "t1")
     assert said.effective.idle_ttl_seconds == 3600
     assert control.count == 1
-    page = await asked.preview(tenant, draft=("agent-2", Policy(idle_ttl_seconds=60)))
+    preview = RetentionPreview(store.unit_of_work, store.pruning, store.archives, control)
+    page = await preview.page(tenant, draft=("agent-2", Policy(idle_ttl_seconds=60)))
     assert page.threads == 1
     assert control.count == 3
     await asked.put(tenant, "agent-1", Policy(idle_ttl_seconds=60))

@@ -739,13 +739,13 @@ async def test_a_preview_says_what_a_round_does_then(store, scope, tenant, clock
     for number in range(8):
         await save(store, scope, "long", content=state(note=number), agent="busy", step=number)
     before = await counts(admin, scope)
-    page = await store.retention_policies.preview(tenant)
+    page = await store.retention_preview.page(tenant)
     assert (page.threads, page.held, page.next) == (8, 2, None)
     assert await counts(admin, scope) == before, "it changes nothing"
 
-    small = [await store.retention_policies.preview(tenant, rows=3)]
+    small = [await store.retention_preview.page(tenant, rows=3)]
     while small[-1].next is not None:
-        small.append(await store.retention_policies.preview(tenant, rows=3, now=small[0].now, after=small[-1].next))
+        small.append(await store.retention_preview.page(tenant, rows=3, now=small[0].now, after=small[-1].next))
     assert sum(each.threads for each in small) == 8
     for action, all_of in page.actions.items():
         found = [each.actions[action] for each in small if action in each.actions]
@@ -761,7 +761,7 @@ async def test_a_preview_says_what_a_round_does_then(store, scope, tenant, clock
     assert done.checkpoints == told["thin"].checkpoints == 4
     assert done.bytes == told["archive"].bytes + told["expire"].bytes
     assert told["delete"].bytes > 0
-    assert (await store.retention_policies.preview(tenant)).actions == {}
+    assert (await store.retention_preview.page(tenant)).actions == {}
 
 
 async def counts(admin, scope):
@@ -777,15 +777,15 @@ async def test_a_draft_is_previewed_without_being_said(store, scope, tenant, clo
     await save(store, scope, "t2")
     await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=10 * DAY))
     await clock.go_on(2 * DAY)
-    assert (await store.retention_policies.preview(tenant)).actions == {}
+    assert (await store.retention_preview.page(tenant)).actions == {}
     draft = Policy(idle_ttl_seconds=DAY)
-    everything = await store.retention_policies.preview(tenant, draft=(None, draft))
+    everything = await store.retention_preview.page(tenant, draft=(None, draft))
     assert everything.actions["archive"].threads == 2
-    of_agent = await store.retention_policies.preview(tenant, draft=("travel", draft))
+    of_agent = await store.retention_preview.page(tenant, draft=("travel", draft))
     assert of_agent.actions["archive"].threads == 1
-    assert (await store.retention_policies.preview(tenant)).actions == {}
+    assert (await store.retention_preview.page(tenant)).actions == {}
     with pytest.raises(InvalidState):
-        await store.retention_policies.preview(tenant, draft=(None, Policy(idle_ttl_seconds=0)))
+        await store.retention_preview.page(tenant, draft=(None, Policy(idle_ttl_seconds=0)))
 
 
 async def test_an_artifact_of_a_held_thread_stays(store, scope):
@@ -848,7 +848,7 @@ async def test_older_checkpoints_of_a_thread_that_is_used_leave_the_database_and
         await switch_on(store, SEGMENTS)
         policy = Policy(checkpoints_idle_ttl_seconds=30 * DAY, keep_hot=Thinning(keep_first=1))
         await store.retention_policies.put(tenant, None, policy)
-        page = await store.retention_policies.preview(tenant)
+        page = await store.retention_preview.page(tenant)
         assert (page.actions["segment"].threads, page.actions["segment"].checkpoints) == (1, 5)
         assert (await perform(store, clock, tenant))["segmented"] == 1
         stored = await moved(admin, scope)
@@ -873,7 +873,7 @@ async def test_rounds_take_finished_calls_of_which_only_the_heads_are_old(
             await switch_on(store, each)
         policy = Policy(checkpoints_idle_ttl_seconds=30 * DAY, keep_hot=Thinning(keep_last=1))
         await store.retention_policies.put(tenant, None, policy)
-        page = await store.retention_policies.preview(tenant)
+        page = await store.retention_preview.page(tenant)
         assert (page.actions["segment"].threads, page.actions["segment"].checkpoints) == (1, 2)
         assert (await perform(store, clock, tenant))["segmented"] == 1
         heads = "SELECT namespace FROM stateroom.heads WHERE tenant_id = $1"
@@ -922,13 +922,13 @@ async def test_checkpoints_in_segments_go_when_they_were_there_for_long_enough(
         assert (following.action, following.reason) == ("segment-expire", "segment_ttl")
         assert timedelta(days=9) < following.at - clock.now() < timedelta(days=11)
         await clock.go_on(9 * DAY)
-        assert "segment-expire" not in (await store.retention_policies.preview(tenant)).actions
+        assert "segment-expire" not in (await store.retention_preview.page(tenant)).actions
         assert "segments_expired" not in await perform(store, clock, tenant)
         await clock.go_on(2 * DAY)
         [before] = await admin.fetch(
             "SELECT updated_at, activity FROM stateroom.threads WHERE tenant_id = $1", scope.tenant_id
         )
-        foreseen = (await store.retention_policies.preview(tenant)).actions["segment-expire"]
+        foreseen = (await store.retention_preview.page(tenant)).actions["segment-expire"]
         assert (foreseen.threads, foreseen.checkpoints) == (1, 3)
         done = await perform(store, clock, tenant)
         assert done == {"threads": 1, "segments_expired": 1, "checkpoints": 3, "bytes": foreseen.bytes}
@@ -955,7 +955,7 @@ async def test_segments_go_beside_what_else_is_due_of_their_thread(database, roo
         await clock.go_on(DAY)
         both = Policy(segment_ttl_seconds=DAY, thinning=Thinning(keep_last=1))
         await store.retention_policies.put(tenant, None, both)
-        page = await store.retention_policies.preview(tenant)
+        page = await store.retention_preview.page(tenant)
         assert {name: each.checkpoints for name, each in page.actions.items()} == {"segment-expire": 3, "thin": 3}
         done = await perform(store, clock, tenant)
         assert (done["segments_expired"], done["thinned"], done["checkpoints"]) == (1, 1, 6)

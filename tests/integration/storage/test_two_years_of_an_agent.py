@@ -15,8 +15,8 @@ from storage.blobs.memory import MemoryBlobStore
 from storage.clock import ManualClock
 from storage.control.features import SEGMENTS
 from storage.model import HistoryQuery
+from storage.retention.examining import segment_rule_of
 from storage.retention.planner import Policy, resolve
-from storage.retention.policies import segment_rule_of
 from tests.support.archive_rows import fsck, opened
 from tests.support.features import switch_on
 from tests.support.states import contents, load, save, state
