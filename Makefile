@@ -115,13 +115,15 @@ bench-peers: setup ## Measure against Aegra and `langgraph dev`, each in an envi
 	done
 	@$(RUN) --group bench python -m benchmarks.peers $(BENCH_ARGS)
 
+# What is measured, or grows for an hour, keeps its files on disk and not in memory as the suite does.
+ON_DISK := TMPDIR="$${TMPDIR:-/tmp}"
 .PHONY: soak
 soak: setup ## Run the long tests
-	@$(RUN) --group bench pytest -m soak $(PYTEST_ARGS)
+	@$(ON_DISK) $(RUN) --group bench pytest -m soak $(PYTEST_ARGS)
 
 .PHONY: victims
 victims: setup ## Attack with every verb and limit, and measure what others notice (alone on the machine)
-	@$(RUN) pytest -m victims -q -s tests/victims $(PYTEST_ARGS)
+	@$(ON_DISK) $(RUN) pytest -m victims -q -s tests/victims $(PYTEST_ARGS)
 
 .PHONY: mixed
 mixed: setup ## Run every verb and row kind through this build and the recorded earlier one, side by side
@@ -150,7 +152,7 @@ clients: setup ## Lint the OpenAPI document; generate, compile and use clients i
 # Each tool that is missing fails the test that needs it, which names Debian's package: podman, haproxy, nginx, prometheus, ...
 .PHONY: deployed
 deployed: setup ## Run everything below deploy/ for real: images, units, proxies, alerts, runbooks, backups (tools of its own)
-	@$(RUN) pytest -m deployed -v tests/deploy $(PYTEST_ARGS)
+	@$(ON_DISK) $(RUN) pytest -m deployed -v tests/deploy $(PYTEST_ARGS)
 
 .PHONY: release
 release: setup ## Write the files of a release into dist/: wheels, locked requirements, bill of materials, checksums
