@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from storage.archive.expiring import Kept, expiring
+from storage.archive.volumes_that_go import Kept, volumes_that_go
 from storage.statements.threads.archives import SegmentRow
 
 NOW = datetime(2026, 11, 25, tzinfo=UTC)
@@ -20,7 +20,7 @@ def kept(segment, volume=None, first_id=None, last_id=None, *, days=9, **said):
 
 
 def going(*segments, needs=(), days=5):
-    groups = expiring(segments, NOW - timedelta(days=days), needs)
+    groups = volumes_that_go(segments, NOW - timedelta(days=days), needs)
     return [[each.segment.segment for each in group] for group in groups]
 
 
