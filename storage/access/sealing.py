@@ -3,7 +3,8 @@
 A request makes attempts, each of which is one transaction, or some that belong together. An attempt that cannot finish
 raises why: it lost a race, its keys are not the stored ones any more, its thread is archived, or one of the reasons
 that `storage.errors.Unfinished` is the base of. `Sealing.run` answers the reason and makes another attempt; it is the
-only place where a request is tried again, and where it ends how often.
+only place where a verb on what is sealed is tried again, and where it ends how often. What opens nothing is tried
+again by `UnitOfWork.retrying`, after lost races alone.
 
 Owns the rule that keys which are not the stored ones any more refuse in the statement that reads the data, and that
 damage is counted. It knows no verb, and nothing of archives but that a thread may be in one (`storage.access.access`).

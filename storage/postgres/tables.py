@@ -1,8 +1,9 @@
 """The tables as SQLAlchemy metadata: statements on many tables are made of it, and revisions are checked against it.
 
 Row-level security, roles and grants are not expressible here; they live in the migrations. Every PRIMARY KEY and
-UNIQUE of a tenant's table begins with ``tenant_id``, and of a subject's with ``tenant_id, subject_id``, so that the
-tables can be distributed by tenant (Citus) and no constraint crosses tenants. Identifiers collate bytewise.
+UNIQUE of a tenant's table begins with ``tenant_id``, and of a subject's with ``tenant_id, subject_id``, so that no
+constraint crosses tenants, which is one of the conditions for tables distributed by tenant. Identifiers collate
+bytewise.
 """
 
 from collections.abc import Iterator

@@ -49,7 +49,7 @@ class SubjectKeyRow(StoredSubjectKey, frozen=True):
 
 
 # Rows that are not destroyed, hashed and summed by XOR, so that no order matters. Edited rows, rows that were put back
-# and rows that were removed make another number: whoever keeps opened keys compares it (revision a34). How a tenant key
+# and rows that were removed make another number: whoever keeps opened keys compares it. How a tenant key
 # is wrapped is left out, because exchanging a root key would make every process open every subject's keys again.
 _SUBJECT_HASH = """coalesce((SELECT bit_xor(hash_record_extended(
             ROW(k.purpose, k.key_version, k.tenant_key_version, k.state, k.wrapped, k.kcv), 0))

@@ -242,7 +242,7 @@ def _call(function: str, parameters: str) -> Statement[None]:
     return Statement(f"SELECT stateroom.{function}(:tenant_id, :subject_id, :thread_id, {values})")
 
 
-# Whole transactions of whoever knows what they stand on, as functions of the database (a34) that bind their
+# Whole transactions of whoever knows what they stand on, as functions of the database that bind their
 # scope and commit with their statement: one round trip. They depend on the stored seals being the remembered ones: a
 # thread whose seal is another one, as after any pending write or new namespace, or a head that moved, make them fail
 # as a whole; so do more or fewer writes that came before their checkpoint than the save was told of, a head that is not
@@ -388,7 +388,7 @@ class LoadedRows(msgspec.Struct, frozen=True):
     members: list[MemberRow]
 
 
-# A whole load, as a function of the database (a34): the checkpoint, its namespace's head, its pending writes and every
+# A whole load, as a function of the database: the checkpoint, its namespace's head, its pending writes and every
 # piece both name directly; of one that is not the head the members of all pending writes of the thread, too. It binds
 # its scope and only reads. By itself it is a transaction of one round trip; in a snapshot it binds the scope again that
 # the snapshot has.

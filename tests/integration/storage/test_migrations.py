@@ -80,8 +80,8 @@ def shape(connection):
     """Everything the catalog says of the schema: columns, constraints, indexes, policies, grants, functions."""
     queries = (
         (
-            "SELECT table_name, column_name, data_type, is_nullable, collation_name FROM information_schema.columns"
-            " WHERE table_schema = 'stateroom'"
+            "SELECT table_name, column_name, data_type, is_nullable, collation_name, column_default,"
+            " generation_expression FROM information_schema.columns WHERE table_schema = 'stateroom'"
         ),
         (
             "SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint"

@@ -59,3 +59,12 @@ def test_no_function_counts_rows_that_it_selected_to_insert():
             if re.search(r"\)\s*SELECT\b", insert):
                 assert "FOUND" not in after, name
                 assert "ROW_COUNT" not in after, name
+
+
+def test_what_an_update_sets_or_returns_is_the_same_wherever_it_is_computed():
+    """A volatile function in it would be called by each server that has a copy of the row."""
+    volatile = re.compile(r"\b(?:clock_timestamp|random|gen_random_uuid|uuidv7|nextval|timeofday)\s*\(")
+    for name, text in STATEMENTS.items():
+        for found in re.finditer(r"\bSET\b(?! LOCAL)|\bRETURNING\b", text):
+            clause = re.split(r"\bWHERE\b|\n\)", text[found.end() :])[0]
+            assert not volatile.search(clause), name
