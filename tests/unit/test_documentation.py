@@ -14,7 +14,13 @@ from storage.format.manifest import CheckpointColumns, WriteColumns
 from storage.keys.key_seals import Pepper, Peppers
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(page for folder in ("benchmarks", "deploy", "docs") for page in (ROOT / folder).rglob("*.md")),
+        *(ROOT / "sdk" / "python").glob("*.md"),
+    ]
+)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 NAMED = re.compile(
     r"`((?:tests|sdk|gateway|storage|crypto|migrations|examples|docs)/[A-Za-z0-9_/.-]+\.(?:py|md|sql|sh))`"
