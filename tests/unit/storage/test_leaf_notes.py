@@ -7,10 +7,11 @@ import msgspec
 import pytest
 
 from crypto import Sealer, SecretKey, SubjectKeys
+from storage.errors import StateTooLarge
 from storage.format.leaf_notes import PATH_BYTES_MAX, Note, decode, encode, moved, notes_of, paths_at, with_notes
 from storage.format.leaves import LEAF_TOKENS_MAX
 from storage.format.manifest import ChannelRecord, WriteRecord, decode_write
-from storage.format.pieces import Cutter, list_bounds
+from storage.format.pieces import Cutter, holds_list, list_bounds, to_cut
 from storage.format.record import PieceReader, PieceRow, seal_piece
 from storage.model import LargeLeaf, Value
 
@@ -83,6 +84,50 @@ def test_notes_that_another_deployment_forged_say_nothing_and_hide_nothing(leave
     assert refs or shown.data == data
     [leaf] = shown.leaves
     assert (leaf.path, leaf.preview, leaf.size_bytes) == (None, None, 70_005)
+
+
+def _cutter_and_sealer():
+    keys = SubjectKeys({1: SecretKey.generate()}, 1, SecretKey.generate())
+    sealer = Sealer(UUID(int=1), UUID(int=2), "user-1", keys)
+    return Cutter(sealer, offload_bytes_min=64 * 1024), sealer
+
+
+def _reader(sealer, cutter, **limits):
+    reader = PieceReader(sealer, **limits)
+    reader.add(
+        PieceRow(each.piece_id, each.children, None, seal_piece(sealer, each), 1) for each in cutter.pieces.values()
+    )
+    return reader
+
+
+@pytest.mark.parametrize("refs", [True, False])
+def test_what_a_long_list_with_large_leaves_takes_is_known_before_it_is_put_together(refs):
+    """Its elements are in pieces that say where the leaves are; without leaves, they count as placeholders."""
+    cutter, sealer = _cutter_and_sealer()
+    data = msgpack.packb([{"x": "l" * 70_000, "n": number, "t": "s" * 3_000} for number in range(40)])
+    body, notes = cutter.cut_noted(Value("msgpack", data))
+    assert notes is not None
+    size = _reader(sealer, cutter, refs=refs).size_of(body, cutter.listed.ids, notes)
+    assert size < 400_000 if refs else size > len(data)
+    shown = _reader(sealer, cutter, refs=refs, bytes_max=size).value("msgpack", body, cutter.listed.ids, notes)
+    assert len(shown.leaves) == 40
+    assert len(shown.holes) == (40 if refs else 0)
+    with pytest.raises(StateTooLarge):
+        _reader(sealer, cutter, refs=refs, bytes_max=2_000).value("msgpack", body, cutter.listed.ids, notes)
+
+
+def test_a_body_is_a_list_if_it_was_cut_as_one_or_is_one_to_its_end():
+    cutter, _ = _cutter_and_sealer()
+    for value, is_list in (([1, 2], True), ({"a": [1]}, False), (["x" * 100] * 4_000, True), ("x" * 400_000, False)):
+        body = cutter.cut(Value("msgpack", msgpack.packb(value)))
+        assert holds_list(body) is is_list, type(body)
+    assert not holds_list(msgpack.packb([1]) + b"\x01")
+    assert not holds_list(b"")
+
+
+def test_a_value_whose_placeholders_have_to_be_found_counts_as_longer_to_cut():
+    assert list(to_cut(Value("msgpack", b"12"))) == [b"12"]
+    assert list(to_cut(Value("msgpack", b"12", (0,)))) == [b"12"] * 8
 
 
 def leaves_in(data):

@@ -143,6 +143,20 @@ def test_what_is_of_a_newer_format_is_refused():
             ColdSums.open(SEALER, "t", AT, LIFE, sealed)
 
 
+def test_what_authenticates_and_is_no_record_is_damage():
+    sealed = SEALER.seal(Kind.SEGMENT, ("segment-list", "t", 2, UUID(int=3)), b"\xc1")
+    with pytest.raises(IntegrityFailure, match="cannot be read"):
+        SegmentList.open(SEALER, STUB, sealed)
+
+
+def test_an_object_that_is_exchanged_for_one_with_the_same_checkpoints_changes_no_other_sum():
+    again = other(blob_id=UUID(int=9))
+    exchanged = SUMS.with_object(SEALER, STUB, again)
+    assert exchanged == ColdSums(LIFE).with_segment(SEALER, again, LISTED)
+    with pytest.raises(IntegrityFailure):
+        ColdSums(LIFE).with_object(SEALER, STUB, again)
+
+
 # --- namespaces that are cold as a whole -----------------------------------------------------------------------------
 
 EARLIER = ListedCheckpoint.of("sub|1", "b9", b"\7" * 32, LiveSet())
