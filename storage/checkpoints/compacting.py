@@ -150,7 +150,7 @@ class Compacting:
         check_pair(compaction.state_schema, compaction.state_version)
 
         for is_last in [False] * (_ROUNDS_MAX - 1) + [True]:
-            found = await self._access.reading(
+            found = await self._access.with_existing_keys(
                 scope,
                 lambda sealer: self._read(scope, sealer, compaction),
                 CheckpointNotFound(),

@@ -85,7 +85,9 @@ class Reseal:
                 if step == "settle":
                     await self._move(lease, scope, "threads", lease.done, "")
                     return MORE
-                return await self._access.reading(scope, lambda sealer: self._end(lease, scope, sealer), NotFound())
+                return await self._access.with_existing_keys(
+                    scope, lambda sealer: self._end(lease, scope, sealer), NotFound()
+                )
             case "threads":
                 return await self._threads(lease, scope, *at)
             case "blobs":
@@ -105,7 +107,7 @@ class Reseal:
                 found = await transaction.fetch_only(sql.COUNT_STALE, version=active_version(sealer))
                 await lease.advance(transaction, _position("settle", moment.isoformat()), 0, found.stale)
 
-        await self._access.reading(scope, count, NotFound())
+        await self._access.with_existing_keys(scope, count, NotFound())
         return MORE
 
     async def _move(self, lease: Lease, scope: Scope, *position: str | int) -> None:
@@ -135,7 +137,7 @@ class Reseal:
                 more = batch.position is not None and ("blobs", done_before, *_place_of(batch.position))
                 await lease.advance(transaction, _position(*(more or ("receipts", done_before, ""))), batch.done)
 
-        await self._paced(lambda: self._access.reading(scope, with_sealer, NotFound()))
+        await self._paced(lambda: self._access.with_existing_keys(scope, with_sealer, NotFound()))
         return MORE
 
     async def _paced(self, work: Callable[[], Any]) -> None:
@@ -153,7 +155,7 @@ class Reseal:
                 await lease.advance(transaction, position, done)
             return moved
 
-        thread.become(await self._access.reading(scope, with_sealer, NotFound()))
+        thread.become(await self._access.with_existing_keys(scope, with_sealer, NotFound()))
 
     async def _receipts(self, lease: Lease, scope: Scope, done_before: int, after: str) -> Slice:
         async def with_sealer(sealer: Sealer) -> None:
@@ -180,7 +182,7 @@ class Reseal:
                     position = ("objects", done_before, "", 0)
                 await lease.advance(transaction, _position(*position), done)
 
-        await self._paced(lambda: self._access.reading(scope, with_sealer, NotFound()))
+        await self._paced(lambda: self._access.with_existing_keys(scope, with_sealer, NotFound()))
         return MORE
 
     async def _objects(self, lease: Lease, scope: Scope, done_before: int, thread_id: str, segment: int) -> Slice:
@@ -194,7 +196,7 @@ class Reseal:
                 return Slice(ended=False, again_seconds=again, waits_for="thaw")
             return MORE
 
-        return await self._access.reading_cold(scope, with_sealer, NotFound())
+        return await self._access.without_restore(scope, with_sealer, NotFound())
 
     # --- the end of older versions ---------------------------------------------------------------------------------
 
@@ -222,7 +224,7 @@ class Reseal:
                 await lease.advance(transaction, _position("drain", moment.isoformat()))
             return MORE
 
-        return await self._access.reading(scope, with_sealer, NotFound())
+        return await self._access.with_existing_keys(scope, with_sealer, NotFound())
 
     async def _count_stale(self, transaction: Transaction, sealer: Sealer) -> sql.StaleCount:
         """What needs an older version, before one is given up.

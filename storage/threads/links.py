@@ -106,7 +106,7 @@ class Links:
                     await self._store(place, thread, link)
                 return await shown_in(transaction, sealer, thread_id), created
 
-        return await self._access.writing(scope, with_sealer, share)
+        return await self._access.with_keys(scope, with_sealer, share)
 
     async def unlink(self, scope: Scope, thread_id: str, share: ClientShare | None = None) -> None:
         """Take a thread's link away, if it has one.
@@ -129,7 +129,7 @@ class Links:
                 if thread.link is not None:
                     await self._store(_Place(transaction, scope, sealer, thread_id, row.created_at), thread, None)
 
-        await self._access.reading(scope, with_sealer, ThreadNotFound(), share)
+        await self._access.with_existing_keys(scope, with_sealer, ThreadNotFound(), share)
 
     async def children(
         self, scope: Scope, thread_id: str, *, limit: int = 100, after: tuple[str, ...] | None = None
@@ -152,7 +152,7 @@ class Links:
             return await page_of(rows, sealer, limit, self._access.found_damage)
 
         try:
-            return await self._access.reading(scope, with_sealer, ThreadNotFound())
+            return await self._access.with_existing_keys(scope, with_sealer, ThreadNotFound())
         except ThreadNotFound:
             return Page([], None)
 
@@ -178,7 +178,7 @@ class Links:
                 await refuse_any_held(transaction, self._access.control, scope, [*found])
             return sealer, found
 
-        sealer, family = await self._access.reading(scope, with_sealer, ThreadNotFound())
+        sealer, family = await self._access.with_existing_keys(scope, with_sealer, ThreadNotFound())
         removed = NOTHING
         for name, parent in reversed(family.items()):
             removed = sum_of_removals(removed, await self._delete_member(scope, sealer, name, parent))

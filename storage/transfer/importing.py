@@ -630,7 +630,7 @@ class Importing:
                 await settle(self._access, self._artifacts, self._audit, transaction, sealer, staged, actor)
 
         try:
-            await self._access.writing(staged.scope, attempt, staged.share)
+            await self._access.with_keys(staged.scope, attempt, staged.share)
         except CommitUnknown:
             staged.close()
             raise  # perhaps it is there: whoever runs the import again finds out

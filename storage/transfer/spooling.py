@@ -172,7 +172,7 @@ class Spooling:
                 raise
             return spooled
 
-        return await self._access.reading_cold(scope, attempt, ThreadNotFound(), share)
+        return await self._access.without_restore(scope, attempt, ThreadNotFound(), share)
 
     async def _described(
         self, transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str

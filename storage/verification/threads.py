@@ -127,7 +127,7 @@ class Verification:
             return report
 
         await self._access.check_stored_keys(scope)
-        return self._counted(await self._access.reading(scope, with_sealer, ThreadNotFound()))
+        return self._counted(await self._access.with_existing_keys(scope, with_sealer, ThreadNotFound()))
 
     async def subject(self, scope: Scope, after: str = "", known: AnchoredHeads | None = None) -> Report:
         """Verify a stretch of a subject's threads, by id.
@@ -157,7 +157,7 @@ class Verification:
 
         await self._access.check_stored_keys(scope)
         try:
-            return self._counted(await self._access.reading(scope, with_sealer, ThreadNotFound()))
+            return self._counted(await self._access.with_existing_keys(scope, with_sealer, ThreadNotFound()))
         except ThreadNotFound:
             return Report()
 
@@ -170,7 +170,7 @@ class Verification:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
                 return await _compare_anchored(transaction, sealer, anchored, report)
 
-        return await self._access.reading(scope, with_sealer, ThreadNotFound())
+        return await self._access.with_existing_keys(scope, with_sealer, ThreadNotFound())
 
     async def subjects(self, scope: TenantScope, limit: int, after: tuple[str, ...] | None) -> Page[str]:
         """The tenant's subjects that have keys, by id: whose data there is to verify."""

@@ -252,7 +252,7 @@ async def rewriting(world: World) -> None:
         async def work(sealer: Sealer) -> Rewritten:
             return await store.rewriting.next(world.scope, sealer, place)  # noqa: B023  it is awaited at once
 
-        after = (await store.rewriting._access.reading_cold(world.scope, work, NotFound())).after
+        after = (await store.rewriting._access.without_restore(world.scope, work, NotFound())).after
 
 
 async def rewriting_an_archive(world: World) -> None:
