@@ -125,7 +125,7 @@ class Reseal:
                 if time.monotonic() > until:
                     return MORE
             after = thread_id
-        await self._move(lease, scope, "blobs", done_before, *_place_of(BlobPosition()))
+        await self._move(lease, scope, "blobs", done_before, *_parts_of(BlobPosition()))
         return MORE
 
     async def _blobs(self, lease: Lease, scope: Scope, done_before: int, table: str, after: str) -> Slice:
@@ -134,7 +134,7 @@ class Reseal:
                 await self._access.check_keys_in(transaction, scope, sealer)
                 begin = BlobPosition(table, UUID(after))
                 batch = await reseal_blobs(transaction, sealer, begin, BATCH_ROWS)
-                more = batch.position is not None and ("blobs", done_before, *_place_of(batch.position))
+                more = batch.position is not None and ("blobs", done_before, *_parts_of(batch.position))
                 await lease.advance(transaction, _position(*(more or ("receipts", done_before, ""))), batch.done)
 
         await self._paced(lambda: self._access.with_existing_keys(scope, with_sealer, NotFound()))
@@ -283,7 +283,7 @@ def _position(*parts: str | int) -> str:
     return encode_json(parts).decode()
 
 
-def _place_of(position: BlobPosition) -> tuple[str, str]:
+def _parts_of(position: BlobPosition) -> tuple[str, str]:
     return position.table, position.after.hex
 
 

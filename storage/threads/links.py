@@ -42,8 +42,8 @@ class _LeftFamilyError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """A thread whose lock is held."""
+class _LockedChild:
+    """A thread whose link changes, and whose lock is held."""
 
     transaction: Transaction
     scope: Scope
@@ -102,8 +102,8 @@ class Links:
                     self._access.row_quotas.require_room(scope)
                 if thread.link != link:
                     await self._check_ancestors(transaction, sealer, thread_id, link)
-                    place = _Place(transaction, scope, sealer, thread_id, row.created_at)
-                    await self._store(place, thread, link)
+                    child = _LockedChild(transaction, scope, sealer, thread_id, row.created_at)
+                    await self._store(child, thread, link)
                 return await shown_in(transaction, sealer, thread_id), created
 
         return await self._access.with_keys(scope, with_sealer, share)
@@ -127,7 +127,7 @@ class Links:
                     raise ThreadNotFound
                 thread = open_thread(sealer, thread_id, row.created_at, row.seal)
                 if thread.link is not None:
-                    await self._store(_Place(transaction, scope, sealer, thread_id, row.created_at), thread, None)
+                    await self._store(_LockedChild(transaction, scope, sealer, thread_id, row.created_at), thread, None)
 
         await self._access.with_existing_keys(scope, with_sealer, ThreadNotFound(), share)
 
@@ -227,15 +227,15 @@ class Links:
         if len(rows) > ANCESTORS_MAX:
             raise LimitExceeded("ANCESTORS_MAX", ANCESTORS_MAX)
 
-    async def _store(self, place: _Place, thread: ThreadSeal, link: ThreadLink | None) -> None:
+    async def _store(self, child: _LockedChild, thread: ThreadSeal, link: ThreadLink | None) -> None:
         """Change what the thread's seal says of its link, under the thread's lock."""
         if thread.link is not None:
-            await refuse_held(place.transaction, self._access.control, place.scope, place.thread_id)
-        await place.transaction.run(
+            await refuse_held(child.transaction, self._access.control, child.scope, child.thread_id)
+        await child.transaction.run(
             sql.LINK,
-            thread_id=place.thread_id,
+            thread_id=child.thread_id,
             parent_thread_id=None if link is None else link.thread_id,
-            seal=seal_thread(place.sealer, place.thread_id, place.created_at, replace(thread, link=link)),
+            seal=seal_thread(child.sealer, child.thread_id, child.created_at, replace(thread, link=link)),
             now=self._access.clock.now(),
         )
 

@@ -47,7 +47,7 @@ from storage.statements.threads.pruning import GarbageRow
 from storage.statements.threads.threads import HeadRow
 from storage.threads.holds import refuse_held
 from storage.threads.thinning import ByRule, CheckpointRef, Choice, Entry, StaleError, closed
-from storage.tiers.rows import place_of
+from storage.tiers.rows import write_key
 
 # Pieces that one transaction removes while a save may be waiting for it, and the bytes of their envelopes.
 BATCH_CHUNKS = 250
@@ -139,7 +139,7 @@ class Plan:
         """What a seal says of these writes."""
         total = NO_WRITES
         for each in writes:
-            total = total.add(write_mac(self.sealer, *place_of(each), each.member))
+            total = total.add(write_mac(self.sealer, *write_key(each), each.member))
         return total
 
 

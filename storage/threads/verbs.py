@@ -54,7 +54,7 @@ from storage.threads.listed import open_listed, page_of, shown, shown_in
 from storage.threads.plans import Guard
 from storage.threads.pruning import NOTHING, Pruning, sum_of_removals
 from storage.tiers.hot import HotRows
-from storage.tiers.rows import BEFORE_WRITES, place_of
+from storage.tiers.rows import BEFORE_WRITES, write_key
 from storage.tiers.snapshots import Snapshot
 
 # Rows that are opened at a time while a whole thread is walked.
@@ -467,7 +467,7 @@ class _Copy(msgspec.Struct, frozen=True):
                 values = {"value": sealed.envelope, "member": sealed.member}
                 version = self.sealer.active_key_version
                 batch.append({**msgspec.structs.asdict(columns), **values, "key_version": version})
-                after = place_of(row)
+                after = write_key(row)
             await self.transaction.run_many(sql.ADD_WRITE, batch)
             if len(page) < _STRETCH_ROWS:
                 return found, copied

@@ -26,7 +26,7 @@ from storage.access.completeness import (
     open_own_head,
     walk,
 )
-from storage.access.head_anchors import AnchoredHead, AnchoredHeads, place_tag
+from storage.access.head_anchors import AnchoredHead, AnchoredHeads, namespace_tag
 from storage.archive.check import ArchiveCheck, ArchiveContents
 from storage.collection.accepted_losses import AcceptedLosses
 from storage.collection.blobs import BlobDamage, damage_of_subject, damage_of_thread
@@ -49,7 +49,7 @@ from storage.statements.threads.completeness import HeadOfThreadRow
 from storage.statements.threads.threads import HeadRow
 from storage.tiers.hot import HotRows
 from storage.tiers.objects import ArchiveObjects
-from storage.tiers.rows import BEFORE_WRITES, place_of
+from storage.tiers.rows import BEFORE_WRITES, write_key
 from storage.tiers.segments import open_directory, open_list, open_segments
 
 # After so long a stretch of a subject's threads ends with the thread it is at: somebody watches the progress.
@@ -545,7 +545,7 @@ class _Verifier:
             rows = await self._rows.writes_after(after, STRETCH_ROWS)
             for row in rows:
                 seen += 1
-                after = place_of(row)
+                after = write_key(row)
                 opened: OpenedWrite | None = None
                 with self._reporting("pending-write", row.namespace, row.checkpoint_id):
                     opened = open_write(self._sealer, row)
@@ -682,7 +682,7 @@ class _Comparison:
         self._sealer = sealer
         self._report = report
         self.lost: list[AnchoredHead] = []
-        self.left = {(each.place, each.incarnation): each for each in anchored}
+        self.left = {(each.namespace, each.incarnation): each for each in anchored}
         self._threads: dict[tuple[bytes, bytes], tuple[str, int]] = {}
         self._passed_over: set[bytes] = set()
 
@@ -706,7 +706,7 @@ class _Comparison:
         self._threads[tag, life] = (thread_id, thread.floor)
         if head is None or namespace is None:
             return
-        known = self.left.pop((place_tag(self._sealer, thread_id, namespace), life), None)
+        known = self.left.pop((namespace_tag(self._sealer, thread_id, namespace), life), None)
         if known is not None and head.sequence < known.sequence:
             detail = f"at change {head.sequence}, but {known.sequence} is anchored"
             self._find(known, detail, thread_id, namespace)
