@@ -144,31 +144,33 @@ def _grown(value: list[Any], count: int, mark: str | None) -> list[Any]:
 
 def answers_of(values: Iterable[Any]) -> list[Answer]:
     """What messages of models among values say of their making; one that says nothing is left out."""
-    told = (each for each in values if isinstance(each, AIMessage) and (each.response_metadata or each.usage_metadata))
-    return [Answer(key=each.id or str(id(each)), model=_model(each), usage=_usage(each)) for each in told]
+    messages = (
+        each for each in values if isinstance(each, AIMessage) and (each.response_metadata or each.usage_metadata)
+    )
+    return [Answer(key=each.id or str(id(each)), model=_model(each), usage=_usage(each)) for each in messages]
 
 
 def _model(message: AIMessage) -> Model | None:
-    said = message.response_metadata
-    name = _text(said.get("model_name")) or _text(said.get("model"))
+    metadata = message.response_metadata
+    name = _text(metadata.get("model_name")) or _text(metadata.get("model"))
     if name is None:
         return None
     return Model(
         name=name,
-        hash=_text(said.get("system_fingerprint")),
-        temperature=_number(said.get("temperature")),
-        top_p=_number(said.get("top_p")),
-        seed=_whole(said.get("seed"), _SEED_MIN, _SEED_MAX),
+        hash=_text(metadata.get("system_fingerprint")),
+        temperature=_number(metadata.get("temperature")),
+        top_p=_number(metadata.get("top_p")),
+        seed=_whole(metadata.get("seed"), _SEED_MIN, _SEED_MAX),
     )
 
 
 def _usage(message: AIMessage) -> Usage | None:
-    said: Mapping[str, Any] | None = message.usage_metadata
-    if not said:
+    counts: Mapping[str, Any] | None = message.usage_metadata
+    if not counts:
         return None
     return Usage(
-        input_tokens=_whole(said.get("input_tokens"), 0, _TOKENS_MAX) or 0,
-        output_tokens=_whole(said.get("output_tokens"), 0, _TOKENS_MAX) or 0,
+        input_tokens=_whole(counts.get("input_tokens"), 0, _TOKENS_MAX) or 0,
+        output_tokens=_whole(counts.get("output_tokens"), 0, _TOKENS_MAX) or 0,
     )
 
 
