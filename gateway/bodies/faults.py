@@ -85,9 +85,9 @@ def check_shape(name: Format, body: bytes, shape: Any, not_text: frozenset[str] 
     raw = Raw(body.strip(b" \t\r\n") if name == "json" else body)
     with contextlib.suppress(_Enough):
         yield from walk.of(raw, _shape_node(name, shape), ())
-    if walk.found:
-        faults = [Fault(detail=what, pointer=where) for where, what in walk.found]
-        raise InvalidRequest(*faults, limit=next(filter(None, walk.found.values()), None))
+    if walk.faults:
+        faults = [Fault(detail=what, pointer=where) for where, what in walk.faults]
+        raise InvalidRequest(*faults, limit=next(filter(None, walk.faults.values()), None))
 
 
 class _Enough(Exception):
@@ -98,7 +98,7 @@ class _Walk:
     """One look at one body."""
 
     def __init__(self, name: Format, not_text: frozenset[str]) -> None:
-        self.found: dict[tuple[str, str], str | None] = {}  # by pointer and what is said, the limit that is exceeded
+        self.faults: dict[tuple[str, str], str | None] = {}  # by pointer and what is said, the limit that is exceeded
         self._name = name
         self._not_text = not_text
         self._objects, self._arrays = _OBJECTS[name], _ARRAYS[name]
@@ -165,8 +165,8 @@ class _Walk:
             return None
 
     def _tell(self, difference: Difference) -> None:
-        self.found[pointer(*difference.steps), difference.what] = difference.limit
-        if len(self.found) > limits.FAULTS_MAX:
+        self.faults[pointer(*difference.steps), difference.what] = difference.limit
+        if len(self.faults) > limits.FAULTS_MAX:
             raise _Enough
 
 

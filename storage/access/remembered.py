@@ -128,23 +128,23 @@ class RememberedHeads:
         found = self._kept.pop(key, None)
         if found is None:
             return None
-        since, size, known = found
+        since, size, head = found
         self._bytes -= size
-        return since, known
+        return since, head
 
-    def remember(self, scope: Scope, sealer: Sealer, known: RememberedHead) -> None:
+    def remember(self, scope: Scope, sealer: Sealer, head: RememberedHead) -> None:
         """Keep what a committed write left, unless it is large; without its tails, if only they are."""
-        bodies = (body for each in known.base.manifest.channels for body in (each.body, each.leaves))
+        bodies = (body for each in head.base.manifest.channels for body in (each.body, each.leaves))
         inline = sum(len(each) for each in bodies if isinstance(each, bytes))
-        if sealer.shared or inline > INLINE_BYTES_MAX or len(known.pieces) > PIECES_MAX:
+        if sealer.shared or inline > INLINE_BYTES_MAX or len(head.pieces) > PIECES_MAX:
             return
-        size = inline + sum(map(len, known.tails.values()))
+        size = inline + sum(map(len, head.tails.values()))
         if size > ENTRY_BYTES_MAX:
-            known, size = msgspec.structs.replace(known, tails={}), inline
-        columns = known.base.columns
+            head, size = msgspec.structs.replace(head, tails={}), inline
+        columns = head.base.columns
         key = (scope, sealer.active_key_version, columns.thread_id, columns.namespace)
         self._drop(key)
-        self._kept[key] = (self._monotonic(), size, known)
+        self._kept[key] = (self._monotonic(), size, head)
         self._bytes += size
         while len(self._kept) > ENTRIES_MAX or self._bytes > BYTES_MAX:
             self._drop(next(iter(self._kept)))

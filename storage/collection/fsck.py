@@ -192,7 +192,7 @@ class _Check:
         """Every subject of the tenant that may have blobs, by id."""
         return self.unit_of_work.each(TenantScope(self.report.tenant_id), sql.SUBJECTS_AFTER, "", _PAGE)
 
-    def _found(
+    def _record(
         self,
         fault: Fault,
         what: object,
@@ -227,7 +227,7 @@ class _Check:
         if store is None:
             what = "nobody can look for the object, because its bucket is not configured (STATEROOM_"
             what += "ARCHIVE_URL)" if location.place == "archive" else "S3_URL)"
-            self._found("dangling", location.blob_id, what, subject_id=scope.subject_id)
+            self._record("dangling", location.blob_id, what, subject_id=scope.subject_id)
             return
         async with self.heads:
             found = await _size(store, location)
@@ -238,7 +238,7 @@ class _Check:
         if live is not None:  # else it was condemned and removed meanwhile
             what = "is missing" if found is None else f"has {found} bytes"
             detail = f"the object {what}, and should have {size_bytes} bytes"
-            self._found("dangling", location.blob_id, detail, subject_id=scope.subject_id)
+            self._record("dangling", location.blob_id, detail, subject_id=scope.subject_id)
 
     # --- names and references --------------------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class _Check:
             for row in rows:
                 artifact_id = row.artifact_id
                 detail = f"its blob {row.blob_id} has no live row"
-                self._found("dangling", artifact_id, detail, subject_id=scope.subject_id)
+                self._record("dangling", artifact_id, detail, subject_id=scope.subject_id)
             if len(rows) < _PAGE:
                 return
 
@@ -275,7 +275,7 @@ class _Check:
             faults = [(row.id, *_judged(row)) for row in rows]
             mended = self.repair and await self._mend(scope, thread_id, faults)
             for each, fault, detail in faults:
-                self._found(
+                self._record(
                     fault,
                     each,
                     detail,
@@ -320,7 +320,7 @@ class _Check:
             try:
                 location = BlobLocation.parse(upload.object_key)
             except ValueError:
-                self._found("stray-upload", upload.object_key, "its name is none of ours")
+                self._record("stray-upload", upload.object_key, "its name is none of ours")
                 continue
             if upload.begun_at < before:
                 uploads[upload.multipart_id] = location
@@ -329,7 +329,7 @@ class _Check:
             if location.blob_id in unknown:
                 if self.repair:
                     await store.abort_multipart(location, multipart_id)
-                self._found("stray-upload", location.blob_id, "no intent knows this upload", mended=self.repair)
+                self._record("stray-upload", location.blob_id, "no intent knows this upload", mended=self.repair)
 
     async def _page(self, bucket: Bucket, store: BlobStore, page: list[ObjectInfo], before: datetime) -> None:
         found: dict[UUID, ObjectInfo] = {}
@@ -337,7 +337,7 @@ class _Check:
             try:
                 found[BlobLocation.parse(each.object_key).blob_id] = each
             except ValueError:
-                self._found("orphan", each.object_key, f"its name is none of ours; it has {each.size_bytes} bytes")
+                self._record("orphan", each.object_key, f"its name is none of ours; it has {each.size_bytes} bytes")
         for blob_id in await self._without_row(bucket, set(found)):
             info = found[blob_id]
             if info.modified_at > before:
@@ -347,7 +347,7 @@ class _Check:
             if size_bytes is None:  # removed by a sweeper between the listing and our look at the rows
                 continue
             mended = self.repair and await self._register(bucket, blob_id, size_bytes)
-            self._found("orphan", blob_id, f"no row knows this object of {size_bytes} bytes", mended=mended)
+            self._record("orphan", blob_id, f"no row knows this object of {size_bytes} bytes", mended=mended)
 
     async def _without_row(
         self, bucket: Bucket, blob_ids: set[UUID], statement: Statement[UUID] = sql.KNOWN_OBJECTS
@@ -383,7 +383,7 @@ class _Check:
                 # what was counted, and nothing that was not.
                 await transaction.run(sql.COUNT_BYTES, amount=0)
                 await transaction.run(sql.RECOUNT)
-        self._found(
+        self._record(
             "miscounted", self.report.tenant_id, f"{counts} bytes count, {counted} are kept", mended=self.repair
         )
 

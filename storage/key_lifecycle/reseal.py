@@ -317,7 +317,7 @@ async def _reseal_thread(transaction: Transaction, scope: Scope, sealer: Sealer,
     batch = _Batch(transaction, scope, sealer, thread)
     for table in (batch.chunks, batch.checkpoints, batch.writes):
         await table()
-        if not batch.left:
+        if not batch.rows_left:
             return batch.done
     batch.done += await seal_thread_again(transaction, sealer, thread.thread_id, locked)
     thread.finished = True
@@ -332,7 +332,7 @@ class _Batch:
         self._scope = scope
         self._sealer = sealer
         self._thread = thread
-        self.left = BATCH_ROWS
+        self.rows_left = BATCH_ROWS
         self.done = 0
 
     async def _stale(self, statement: Statement[R], **after: object) -> list[R]:
@@ -340,10 +340,10 @@ class _Batch:
             statement,
             thread_id=self._thread.thread_id,
             version=active_version(self._sealer),
-            page_rows=self.left,
+            page_rows=self.rows_left,
             **after,
         )
-        self.left -= len(rows)
+        self.rows_left -= len(rows)
         return rows
 
     async def _store(self, statement: Statement[None], **columns: object) -> None:

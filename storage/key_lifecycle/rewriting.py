@@ -180,7 +180,7 @@ class Rewriting:
             await ledger.keep(transaction, stub.thread_id)
             target = audit_target(scope, stub.thread_id)
             await self._audit.append(
-                transaction, scope.tenant_id, GATEWAY_ACTOR, "archive.reseal", target, _told(stub, again)
+                transaction, scope.tenant_id, GATEWAY_ACTOR, "archive.reseal", target, _audit_detail(stub, again)
             )
 
     async def _exchange_list(
@@ -236,7 +236,7 @@ def _heads_again(sealer: Sealer, stub: Stub, heads: Sequence[ListedHead]) -> lis
     return again
 
 
-def _told(stub: Stub, again: Stub) -> dict[str, Any]:
+def _audit_detail(stub: Stub, again: Stub) -> dict[str, Any]:
     return {
         "segment": stub.segment,
         "blob_id": str(again.blob_id),

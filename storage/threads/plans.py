@@ -91,7 +91,7 @@ class WrittenMeanwhile(Exception):
 
 @dataclass(slots=True)
 class KnownNamespace:
-    """What a plan knows of a namespace; `storage.threads.thinning.Known`."""
+    """What a plan knows of a namespace; `storage.threads.thinning.PlannedNamespace`."""
 
     head_id: str
     sequence: int

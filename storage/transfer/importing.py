@@ -547,7 +547,7 @@ class Importing:
             return
         staged.large.add(piece.piece_id, piece.children, piece.kind, piece.size)
         async with self._unit_of_work.snapshot(staged.scope) as transaction:
-            known = await self._ledger.known(transaction, [piece.piece_id])
+            known = await self._ledger.live_blobs(transaction, [piece.piece_id])
         if known:
             staged.known.update(known)
             return

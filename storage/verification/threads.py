@@ -622,7 +622,7 @@ async def _compare_anchored(
     """
     comparison = _Comparison(sealer, anchored, report)
     after = ("", "")
-    while comparison.left:
+    while comparison.unmatched:
         rows = await transaction.fetch_all(
             sql.HEADS_AFTER,
             thread_id=thread_id,
@@ -635,7 +635,7 @@ async def _compare_anchored(
             comparison.take(row)
         if len(rows) < _HEADS_PAGE:
             break
-    if comparison.left:
+    if comparison.unmatched:
         await _compare_cold(transaction, sealer, comparison, thread_id)
     lost = comparison.lost
     for known in comparison.unexplained():
@@ -682,7 +682,7 @@ class _Comparison:
         self._sealer = sealer
         self._report = report
         self.lost: list[AnchoredHead] = []
-        self.left = {(each.namespace, each.incarnation): each for each in anchored}
+        self.unmatched = {(each.namespace, each.incarnation): each for each in anchored}
         self._threads: dict[tuple[bytes, bytes], tuple[str, int]] = {}
         self._passed_over: set[bytes] = set()
 
@@ -706,14 +706,14 @@ class _Comparison:
         self._threads[tag, life] = (thread_id, thread.floor)
         if head is None or namespace is None:
             return
-        known = self.left.pop((namespace_tag(self._sealer, thread_id, namespace), life), None)
+        known = self.unmatched.pop((namespace_tag(self._sealer, thread_id, namespace), life), None)
         if known is not None and head.sequence < known.sequence:
             detail = f"at change {head.sequence}, but {known.sequence} is anchored"
             self._find(known, detail, thread_id, namespace)
 
     def unexplained(self) -> Iterator[AnchoredHead]:
         """Anchored heads whose thread, or that life of it, is not there."""
-        for known in self.left.values():
+        for known in self.unmatched.values():
             found = self._threads.get((known.thread, known.incarnation))
             if found is None:
                 if known.thread not in self._passed_over:
