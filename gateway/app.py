@@ -400,17 +400,17 @@ async def _try_steps(store: Store) -> None:
 
 
 @asynccontextmanager
-async def open_blobs(url: str | None, place: Bucket = "blobs") -> AsyncIterator[BlobStore | None]:
+async def open_blobs(url: str | None, bucket: Bucket = "blobs") -> AsyncIterator[BlobStore | None]:
     """The object store that a URL names, while it is in use. Nothing is asked of it yet.
 
     Args:
         url: ``STATEROOM_S3_URL``, or ``STATEROOM_ARCHIVE_URL``.
-        place: What it is for.
+        bucket: What it is for.
 
     Raises:
         SettingsError: it is not of the form, or blobs would be frozen as soon as they are stored.
     """
-    variable = "STATEROOM_ARCHIVE_URL" if place == "archive" else "STATEROOM_S3_URL"
+    variable = "STATEROOM_ARCHIVE_URL" if bucket == "archive" else "STATEROOM_S3_URL"
     if url is None:
         yield None
         return
@@ -420,7 +420,7 @@ async def open_blobs(url: str | None, place: Bucket = "blobs") -> AsyncIterator[
 
     try:
         location = S3Location.parse(url)
-        if place == "blobs" and location.storage_class in FROZEN_CLASSES:
+        if bucket == "blobs" and location.storage_class in FROZEN_CLASSES:
             raise ValueError(f"what is stored in {location.storage_class} cannot be read again at once")  # noqa: TRY301
         blobs = S3BlobStore(location)
     except ValueError as error:

@@ -64,7 +64,7 @@ async def in_the_background(services: Services, *, for_all: bool) -> AsyncIterat
             ),
             asyncio.create_task(
                 store.row_counting.keep_running(
-                    metrics.rows_counted, functools.partial(_row_count_failed, metrics), metrics.rows_told
+                    metrics.rows_counted, functools.partial(_row_count_failed, metrics), metrics.row_usage_read
                 )
             ),
             asyncio.create_task(

@@ -350,7 +350,7 @@ class Metrics:
         self.row_counts_total.inc(tenants)
         self.round_ended("rows")
 
-    def rows_told(self, census: RowCensus) -> None:
+    def row_usage_read(self, census: RowCensus) -> None:
         """Storage read how many bytes tenants' rows take, as last counted."""
         self.row_usage_bytes.set(census.used_bytes)
         self.tenants_over_row_quota.set(census.over)

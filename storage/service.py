@@ -23,7 +23,7 @@ from storage.administration.tenants import UNLIMITED, DefaultQuotas, Tenants
 from storage.archive.moving import Archives
 from storage.artifacts.rows import ArtifactRows
 from storage.artifacts.verbs import Artifacts
-from storage.blobs.places import Places
+from storage.blobs.buckets import Buckets
 from storage.blobs.store import BlobStore
 from storage.checkpoints.compacting import Compacting
 from storage.checkpoints.single_pieces import Pieces
@@ -189,9 +189,9 @@ class Store:
         )
         self.blobs = blobs
         self.artifacts = Artifacts(access, self.ledger, blobs, self.blob_writer, self.blob_reader)
-        self.places = Places(blobs, archive)
-        self.sweep = Sweep(self.unit_of_work, self.places, options.backup_retention_days, clock=clock)
-        self.fsck = Fsck(self.unit_of_work, self.ledger, self.places, clock)
+        self.buckets = Buckets(blobs, archive)
+        self.sweep = Sweep(self.unit_of_work, self.buckets, options.backup_retention_days, clock=clock)
+        self.fsck = Fsck(self.unit_of_work, self.ledger, self.buckets, clock)
         self.anchors = Anchors(deployment, self.audit, blobs)
         self.tenants = Tenants(
             self.unit_of_work, self.audit, self.features, clock, self.row_quotas, options.default_quotas

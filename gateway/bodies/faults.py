@@ -42,7 +42,7 @@ _ARRAYS: Final[dict[Format, set[int]]] = {"json": {0x5B}, "msgpack": {*range(0x9
 class _Struct:
     """An object whose members the API names."""
 
-    members: dict[str, "_Place"]
+    members: dict[str, "_ShapeNode"]
     required: tuple[str, ...]
     is_closed: bool
 
@@ -51,13 +51,13 @@ class _Struct:
 class _Many:
     """An object whose members the client names, or an array: by itself, whatever it holds, and what it holds."""
 
-    own: "_Place"
-    each: "_Place"
+    own: "_ShapeNode"
+    each: "_ShapeNode"
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """A place of a shape, and what is looked into if an object or an array stands there."""
+class _ShapeNode:
+    """A node of a shape, and what is looked into if an object or an array stands there."""
 
     shape: Any
     decode: Callable[[Raw], Any]
@@ -65,7 +65,7 @@ class _Place:
     array: _Many | None = None
 
 
-_Held: TypeAlias = Iterator[tuple[str | int, Raw, _Place | None]]  # steps, values, and what these must be
+_Held: TypeAlias = Iterator[tuple[str | int, Raw, _ShapeNode | None]]  # steps, values, and what these must be
 
 
 def check_shape(name: Format, body: bytes, shape: Any, not_text: frozenset[str] = frozenset()) -> Work[None]:
@@ -84,10 +84,10 @@ def check_shape(name: Format, body: bytes, shape: Any, not_text: frozenset[str] 
     walk = _Walk(name, not_text)
     raw = Raw(body.strip(b" \t\r\n") if name == "json" else body)
     with contextlib.suppress(_Enough):
-        yield from walk.of(raw, _place(name, shape), ())
-    if walk.found:
-        faults = [Fault(detail=what, pointer=where) for where, what in walk.found]
-        raise InvalidRequest(*faults, limit=next(filter(None, walk.found.values()), None))
+        yield from walk.of(raw, _shape_node(name, shape), ())
+    if walk.faults:
+        faults = [Fault(detail=what, pointer=where) for where, what in walk.faults]
+        raise InvalidRequest(*faults, limit=next(filter(None, walk.faults.values()), None))
 
 
 class _Enough(Exception):
@@ -98,34 +98,34 @@ class _Walk:
     """One look at one body."""
 
     def __init__(self, name: Format, not_text: frozenset[str]) -> None:
-        self.found: dict[tuple[str, str], str | None] = {}  # by pointer and what is said, the limit that is exceeded
+        self.faults: dict[tuple[str, str], str | None] = {}  # by pointer and what is said, the limit that is exceeded
         self._name = name
         self._not_text = not_text
         self._objects, self._arrays = _OBJECTS[name], _ARRAYS[name]
-        self._any_object = _Place(dict[str, Raw], decoder(name, dict[str, Raw]))
+        self._any_object = _ShapeNode(dict[str, Raw], decoder(name, dict[str, Raw]))
         self._apart = decoder(name, dict[str, Raw] | list[Raw])
         self._cost = 0
 
-    def of(self, raw: Raw, place: _Place | None, at: Steps) -> Generator[None, None, None]:
-        """Look at one value; ``place`` None: it is of a member that there should not be."""
+    def of(self, raw: Raw, node: _ShapeNode | None, at: Steps) -> Generator[None, None, None]:
+        """Look at one value; ``node`` None: it is of a member that there should not be."""
         self._cost += 1 + len(raw) // _BYTES_AS_ONE
         if self._cost >= _SLICE_COST:
             self._cost = 0
             yield
-        if place is None:
+        if node is None:
             self._tell(unknown_member(str(at[-1]), at[:-1]))
         elif len(at) == 1 and at[0] in self._not_text:
             self._tell(Difference("names of members must be text", at))
-        elif (inside := self._inside(raw, place)) is not None:
+        elif (inside := self._inside(raw, node)) is not None:
             held = self._members(raw, inside, at) if isinstance(inside, _Struct) else self._items(raw, inside, at)
             for step, value, below in held:
                 yield from self.of(value, below, (*at, step))
-        elif place.shape is not Raw:
-            self._read(place, raw, at)
+        elif node.shape is not Raw:
+            self._read(node, raw, at)
 
-    def _inside(self, raw: Raw, place: _Place) -> _Struct | _Many | None:
+    def _inside(self, raw: Raw, node: _ShapeNode) -> _Struct | _Many | None:
         first = memoryview(raw)[0]
-        return place.object if first in self._objects else place.array if first in self._arrays else None
+        return node.object if first in self._objects else node.array if first in self._arrays else None
 
     # What a container holds; the faults that are its own are told on the way.
 
@@ -152,21 +152,21 @@ class _Walk:
             if len(name) <= limits.NAME_BYTES_MAX:  # or else the name is the fault, and too long for a pointer
                 yield ClientName(name), value, inside.each
 
-    def _read(self, place: _Place, raw: Raw, at: Steps) -> Any:
+    def _read(self, node: _ShapeNode, raw: Raw, at: Steps) -> Any:
         """What is there, as it should be; None, and a fault, if it is not."""
         try:
-            return place.decode(raw)
+            return node.decode(raw)
         except msgspec.ValidationError as error:
             whole = as_integer(raw) if self._name == "json" else raw
             if whole is not raw:
                 self._cost += _WHOLE_NUMBER_COST
-                return self._read(place, whole, at)
-            self._tell(explain(error, place.shape, at))
+                return self._read(node, whole, at)
+            self._tell(explain(error, node.shape, at))
             return None
 
     def _tell(self, difference: Difference) -> None:
-        self.found[pointer(*difference.steps), difference.what] = difference.limit
-        if len(self.found) > limits.FAULTS_MAX:
+        self.faults[pointer(*difference.steps), difference.what] = difference.limit
+        if len(self.faults) > limits.FAULTS_MAX:
             raise _Enough
 
 
@@ -182,7 +182,7 @@ def decoder(name: Format, shape: Any) -> Callable[[Any], Any]:
 
 
 @functools.cache
-def _place(name: Format, shape: Any) -> _Place:
+def _shape_node(name: Format, shape: Any) -> _ShapeNode:
     """A shape with what is looked into. No shape contains itself."""
     inside: dict[str, _Struct | _Many | None] = {}
     for kind, bounds in _alternatives(shape):
@@ -196,13 +196,13 @@ def _place(name: Format, shape: Any) -> _Place:
                 shape = Raw
             case None if isinstance(kind, type) and issubclass(kind, Struct):
                 inside["object"] = _struct(name, kind)
-    return _Place(shape, decoder(name, shape), **inside)  # type: ignore[arg-type]
+    return _ShapeNode(shape, decoder(name, shape), **inside)  # type: ignore[arg-type]
 
 
 def _struct(name: Format, kind: type[Struct]) -> _Struct:
     fields = msgspec.structs.fields(kind)
     return _Struct(
-        {field.encode_name: _place(name, field.type) for field in fields},
+        {field.encode_name: _shape_node(name, field.type) for field in fields},
         tuple(field.encode_name for field in fields if field.required),
         kind.__struct_config__.forbid_unknown_fields,
     )
@@ -213,7 +213,7 @@ def _many(name: Format, own: Any, bounds: tuple[Any, ...], held: Any) -> _Many |
     if held in {Raw, Any}:
         return None
     shape = Annotated[own, *bounds] if bounds else own
-    return _Many(_Place(shape, decoder(name, shape)), _place(name, held))
+    return _Many(_ShapeNode(shape, decoder(name, shape)), _shape_node(name, held))
 
 
 def _alternatives(shape: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:

@@ -30,50 +30,50 @@ _elements = json_decoder(list[Raw])
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """A place of a shape that has integers: itself, members by name, or each of its elements."""
+class _IntegerNode:
+    """A node of a shape that has integers: itself, members by name, or each of its elements."""
 
     is_integer: bool = False
-    members: dict[str, "_Place"] = field(default_factory=dict)
-    each: "_Place | None" = None
+    members: dict[str, "_IntegerNode"] = field(default_factory=dict)
+    each: "_IntegerNode | None" = None
 
 
-_INTEGER = _Place(is_integer=True)
+_INTEGER = _IntegerNode(is_integer=True)
 
 
 def with_integers(body: bytes, shape: Any) -> Work[bytes]:
     """A JSON body that parses, with integers where ``shape`` has them and whole numbers up to 2^53 came."""
-    place = _place_of_shape(shape)
-    return body if place is None else bytes((yield from _Writing().of(Raw(body.strip(b" \t\r\n")), place)))
+    node = _node_of_shape(shape)
+    return body if node is None else bytes((yield from _Writing().of(Raw(body.strip(b" \t\r\n")), node)))
 
 
 class _Writing:
     def __init__(self) -> None:
         self._done = 0
 
-    def of(self, raw: Raw, place: _Place) -> Generator[None, None, Raw]:
+    def of(self, raw: Raw, node: _IntegerNode) -> Generator[None, None, Raw]:
         self._done += 1
         if self._done % _SLICE_MEMBERS == 0:
             yield
         first = bytes(memoryview(raw)[:1])
-        if first == b"{" and (place.members or place.each):
+        if first == b"{" and (node.members or node.each):
             members = _members(raw)
             for name, value in members.items():
-                below = place.members.get(name, place.each)
+                below = node.members.get(name, node.each)
                 if below is not None:
                     members[name] = yield from self.of(value, below)
             return Raw(encode_json(members))
-        if first == b"[" and place.each:
+        if first == b"[" and node.each:
             elements = _elements(raw)
             for index, value in enumerate(elements):
-                if place.each != _INTEGER:
-                    elements[index] = yield from self.of(value, place.each)
+                if node.each != _INTEGER:
+                    elements[index] = yield from self.of(value, node.each)
                     continue
                 elements[index] = as_integer(value)
                 if index % _SLICE_MEMBERS == 0:
                     yield
             return Raw(encode_json(elements))
-        return as_integer(raw) if place.is_integer else raw
+        return as_integer(raw) if node.is_integer else raw
 
 
 def as_integer(raw: Raw) -> Raw:
@@ -90,22 +90,22 @@ def as_integer(raw: Raw) -> Raw:
 
 
 @functools.cache
-def _place_of_shape(shape: Any) -> _Place | None:
-    return _place_of(inspect.type_info(shape))
+def _node_of_shape(shape: Any) -> _IntegerNode | None:
+    return _node_of(inspect.type_info(shape))
 
 
-def _place_of(kind: inspect.Type) -> _Place | None:
-    """None: there are no integers at this place, or below it. No shape contains itself."""
+def _node_of(kind: inspect.Type) -> _IntegerNode | None:
+    """None: there are no integers at this node, or below it. No shape contains itself."""
     kinds = alternatives(kind)
     is_number = any(isinstance(each, inspect.FloatType) for each in kinds)
     is_integer = not is_number and any(isinstance(each, inspect.IntType) for each in kinds)
-    members: dict[str, _Place] = {}
+    members: dict[str, _IntegerNode] = {}
     below: Any = None
     for each in kinds:
         match each:
             case inspect.StructType(fields=fields):
-                places = {one.encode_name: _place_of(one.type) for one in fields}
-                members |= {name: place for name, place in places.items() if place is not None}
+                nodes = {one.encode_name: _node_of(one.type) for one in fields}
+                members |= {name: node for name, node in nodes.items() if node is not None}
             case inspect.DictType(value_type=inner) | inspect.CollectionType(item_type=inner):
-                below = _place_of(inner)
-    return _Place(is_integer, members, below) if is_integer or members or below else None
+                below = _node_of(inner)
+    return _IntegerNode(is_integer, members, below) if is_integer or members or below else None

@@ -88,9 +88,9 @@ class Condition:
         """
         context: dict[str, Any] = {}
         if "value" in self._names:
-            context["value"] = _given(value, spend)
+            context["value"] = _plain_within_bounds(value, spend)
         if "root" in self._names:
-            context["root"] = _given(root(), spend)
+            context["root"] = _plain_within_bounds(root(), spend)
         matched = _Matching(self._patterns)
         try:
             answer = self._program.execute(cel.Context(context, {_MATCHING: matched.found}))
@@ -190,24 +190,26 @@ def _pattern(literal: str, pointer: str) -> Pattern:
     raise StepInvalid(why, pointer)
 
 
-def _given(tree: Any, spend: Callable[[int], None]) -> Any:
-    left = [NODES_MAX]
-    plain = _plain(tree, left, spend)
-    spend(NODES_MAX - left[0])
+def _plain_within_bounds(tree: Any, spend: Callable[[int], None]) -> Any:
+    nodes_left = [NODES_MAX]
+    plain = _plain(tree, nodes_left, spend)
+    spend(NODES_MAX - nodes_left[0])
     return plain
 
 
-def _plain(tree: Any, left: list[int], spend: Callable[[int], None]) -> Any:
+def _plain(tree: Any, nodes_left: list[int], spend: Callable[[int], None]) -> Any:
     """The tree as CEL knows it; extension values, which nobody looks into, are null."""
-    left[0] -= 1
-    if left[0] < 0:
+    nodes_left[0] -= 1
+    if nodes_left[0] < 0:
         raise PathFault(f"a condition looks at no more than {NODES_MAX} values; put it on a smaller place")
     if isinstance(tree, dict):
-        return {name: _plain(each, left, spend) for name, each in tree.items() if isinstance(name, str | int | bool)}
+        return {
+            name: _plain(each, nodes_left, spend) for name, each in tree.items() if isinstance(name, str | int | bool)
+        }
     if isinstance(tree, msgpack.ExtType):
         return None
     if isinstance(tree, list | tuple):
-        return [_plain(each, left, spend) for each in tree]
+        return [_plain(each, nodes_left, spend) for each in tree]
     if isinstance(tree, str | bytes):
         spend(len(tree) // 64)
     return float(tree) if isinstance(tree, float) else tree

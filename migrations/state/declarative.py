@@ -49,10 +49,10 @@ Json = Any
 class Budget:
     """How much a run may still build, of its own and of what all steps of the conversion may together."""
 
-    __slots__ = ("_allowance", "_left")
+    __slots__ = ("_allowance", "_nodes_left")
 
     def __init__(self, allowance: Allowance) -> None:
-        self._left = NODES_MAX
+        self._nodes_left = NODES_MAX
         self._allowance = allowance
 
     def work(self, amount: int) -> None:
@@ -61,11 +61,11 @@ class Budget:
         Raises:
             PathFault: the run does too much.
         """
-        self._left -= amount
-        if self._left < 0:
+        self._nodes_left -= amount
+        if self._nodes_left < 0:
             raise PathFault(f"the step touches more than {NODES_MAX} values")
-        self._allowance.left -= amount
-        if self._allowance.left < 0:
+        self._allowance.work_left -= amount
+        if self._allowance.work_left < 0:
             raise PathFault(f"this step and those before it touch more than {WORK_MAX} values")
 
     def spend(self, value: Any) -> None:
@@ -161,35 +161,35 @@ def compile_operations(operations: Json, pointer: str = "/operations") -> Declar
     return Declared(_compile(operations, pointer, 0, [OPERATIONS_MAX]))
 
 
-def _compile(operations: Json, pointer: str, nesting: int, left: list[int]) -> list[Operation]:
+def _compile(operations: Json, pointer: str, nesting: int, operations_left: list[int]) -> list[Operation]:
     if not isinstance(operations, list) or not operations:
         raise StepInvalid("operations are a list of at least one", pointer)
     compiled: list[Operation] = []
-    for position, given in enumerate(operations):
+    for position, operation in enumerate(operations):
         at = f"{pointer}/{position}"
-        left[0] -= 1
-        if left[0] < 0:
+        operations_left[0] -= 1
+        if operations_left[0] < 0:
             raise StepInvalid(f"a step has at most {OPERATIONS_MAX} operations", at)
-        if not isinstance(given, dict):
+        if not isinstance(operation, dict):
             raise StepInvalid("an operation is an object", at)
-        compiled.append(_one(given, at, nesting, left))
+        compiled.append(_one(operation, at, nesting, operations_left))
     return compiled
 
 
-def _one(given: Mapping[str, Json], at: str, nesting: int, left: list[int]) -> Operation:
-    name = given.get("op")
+def _one(operation: Mapping[str, Json], at: str, nesting: int, operations_left: list[int]) -> Operation:
+    name = operation.get("op")
     maker = _MAKERS.get(name) if isinstance(name, str) else None
     if maker is None:
         raise StepInvalid(f"an operation's op is one of {', '.join(sorted(_MAKERS))}", f"{at}/op")
     make, members = maker
-    for member in given:
+    for member in operation:
         if member not in {"op", "when", "required", *members}:
             raise StepInvalid(f"{name} has no such member", f"{at}/{member}")
-    required = given.get("required", False)
+    required = operation.get("required", False)
     if not isinstance(required, bool):
         raise StepInvalid("required is true or false", f"{at}/required")
-    condition = compile_condition(given["when"], f"{at}/when") if "when" in given else None
-    source, work = make(given, at, nesting, left)
+    condition = compile_condition(operation["when"], f"{at}/when") if "when" in operation else None
+    source, work = make(operation, at, nesting, operations_left)
     return Operation(source, work, condition, required)
 
 
@@ -223,8 +223,8 @@ def _distinct(source: Tokens, target: Tokens, at: str) -> None:
 Made = tuple[Tokens, Work]
 
 
-def _move(given: Mapping[str, Json], at: str, _nesting: int, _left: list[int]) -> Made:
-    source, target = parse_pointer(given.get("from"), f"{at}/from"), parse_pointer(given.get("to"), f"{at}/to")
+def _move(operation: Mapping[str, Json], at: str, _nesting: int, _operations_left: list[int]) -> Made:
+    source, target = parse_pointer(operation.get("from"), f"{at}/from"), parse_pointer(operation.get("to"), f"{at}/to")
     _distinct(source, target, f"{at}/to")
 
     def work(root: Root, _run: Run) -> None:
@@ -243,15 +243,15 @@ def _move(given: Mapping[str, Json], at: str, _nesting: int, _left: list[int]) -
     return source, work
 
 
-def _rename(given: Mapping[str, Json], at: str, nesting: int, left: list[int]) -> Made:
-    source, target = parse_pointer(given.get("from"), f"{at}/from"), parse_pointer(given.get("to"), f"{at}/to")
+def _rename(operation: Mapping[str, Json], at: str, nesting: int, operations_left: list[int]) -> Made:
+    source, target = parse_pointer(operation.get("from"), f"{at}/from"), parse_pointer(operation.get("to"), f"{at}/to")
     if source[:-1] != target[:-1]:
         raise StepInvalid("rename changes the last part of a path only; use move", f"{at}/to")
-    return _move(given, at, nesting, left)
+    return _move(operation, at, nesting, operations_left)
 
 
-def _copy(given: Mapping[str, Json], at: str, _nesting: int, _left: list[int]) -> Made:
-    source, target = parse_pointer(given.get("from"), f"{at}/from"), parse_pointer(given.get("to"), f"{at}/to")
+def _copy(operation: Mapping[str, Json], at: str, _nesting: int, _operations_left: list[int]) -> Made:
+    source, target = parse_pointer(operation.get("from"), f"{at}/from"), parse_pointer(operation.get("to"), f"{at}/to")
     if source == target:
         raise StepInvalid("source and target are the same", f"{at}/to")
 
@@ -268,8 +268,8 @@ def _copy(given: Mapping[str, Json], at: str, _nesting: int, _left: list[int]) -
     return source, work
 
 
-def _remove(given: Mapping[str, Json], at: str, _nesting: int, _left: list[int]) -> Made:
-    path = parse_pointer(given.get("path"), f"{at}/path")
+def _remove(operation: Mapping[str, Json], at: str, _nesting: int, _operations_left: list[int]) -> Made:
+    path = parse_pointer(operation.get("path"), f"{at}/path")
 
     def work(root: Root, _run: Run) -> None:
         root.drop(path)
@@ -277,11 +277,11 @@ def _remove(given: Mapping[str, Json], at: str, _nesting: int, _left: list[int])
     return path, work
 
 
-def _set_default(given: Mapping[str, Json], at: str, _nesting: int, _left: list[int]) -> Made:
-    path = parse_pointer(given.get("path"), f"{at}/path")
-    if "value" not in given:
+def _set_default(operation: Mapping[str, Json], at: str, _nesting: int, _operations_left: list[int]) -> Made:
+    path = parse_pointer(operation.get("path"), f"{at}/path")
+    if "value" not in operation:
         raise StepInvalid("set_default needs a value", f"{at}/value")
-    value = _literal(given["value"], f"{at}/value")
+    value = _literal(operation["value"], f"{at}/value")
 
     def work(root: Root, run: Run) -> None:
         if run.partial and (len(path) == 1 or root.take(path[:1]) is ABSENT) and isinstance(root, DocumentRoot):
@@ -311,10 +311,10 @@ def _on_value(path: Tokens, change: Callable[[Any, Run], Any]) -> Made:
     return path, work
 
 
-def _map_values(given: Mapping[str, Json], at: str, _nesting: int, _left: list[int]) -> Made:
-    path = parse_pointer(given.get("path"), f"{at}/path")
-    pairs = given.get("mapping")
-    otherwise = given.get("otherwise", "keep")
+def _map_values(operation: Mapping[str, Json], at: str, _nesting: int, _operations_left: list[int]) -> Made:
+    path = parse_pointer(operation.get("path"), f"{at}/path")
+    pairs = operation.get("mapping")
+    otherwise = operation.get("otherwise", "keep")
     if otherwise not in {"keep", "fail"}:
         raise StepInvalid('otherwise is "keep" or "fail"', f"{at}/otherwise")
     if not isinstance(pairs, list) or not 1 <= len(pairs) <= MAPPINGS_MAX:
@@ -393,9 +393,9 @@ _CONVERSIONS: Final[dict[str, tuple[type, Callable[[Any], Any]]]] = {
 }
 
 
-def _convert(given: Mapping[str, Json], at: str, _nesting: int, _left: list[int]) -> Made:
-    path = parse_pointer(given.get("path"), f"{at}/path")
-    wanted = given.get("type")
+def _convert(operation: Mapping[str, Json], at: str, _nesting: int, _operations_left: list[int]) -> Made:
+    path = parse_pointer(operation.get("path"), f"{at}/path")
+    wanted = operation.get("type")
     if not isinstance(wanted, str) or wanted not in _CONVERSIONS:
         raise StepInvalid(f"type is one of {', '.join(_CONVERSIONS)}", f"{at}/type")
     kind, conversion = _CONVERSIONS[wanted]
@@ -416,10 +416,10 @@ def _targets(value: Json, at: str) -> list[Tokens]:
     return places
 
 
-def _split(given: Mapping[str, Json], at: str, _nesting: int, _left: list[int]) -> Made:
-    source = parse_pointer(given.get("from"), f"{at}/from")
-    separator = _text(given.get("separator"), f"{at}/separator")
-    targets = _targets(given.get("to"), f"{at}/to")
+def _split(operation: Mapping[str, Json], at: str, _nesting: int, _operations_left: list[int]) -> Made:
+    source = parse_pointer(operation.get("from"), f"{at}/from")
+    separator = _text(operation.get("separator"), f"{at}/separator")
+    targets = _targets(operation.get("to"), f"{at}/to")
 
     def work(root: Root, run: Run) -> None:
         handle = root.take(source)
@@ -438,10 +438,10 @@ def _split(given: Mapping[str, Json], at: str, _nesting: int, _left: list[int]) 
     return source, work
 
 
-def _join(given: Mapping[str, Json], at: str, _nesting: int, _left: list[int]) -> Made:
-    sources = _targets(given.get("from"), f"{at}/from")
-    separator = _text(given.get("separator", " "), f"{at}/separator", empty=True)
-    target = parse_pointer(given.get("to"), f"{at}/to")
+def _join(operation: Mapping[str, Json], at: str, _nesting: int, _operations_left: list[int]) -> Made:
+    sources = _targets(operation.get("from"), f"{at}/from")
+    separator = _text(operation.get("separator", " "), f"{at}/separator", empty=True)
+    target = parse_pointer(operation.get("to"), f"{at}/to")
 
     def work(root: Root, run: Run) -> None:
         handles = [root.take(source) for source in sources]
@@ -464,15 +464,15 @@ def _join(given: Mapping[str, Json], at: str, _nesting: int, _left: list[int]) -
     return sources[0], work
 
 
-def _wrap(given: Mapping[str, Json], at: str, _nesting: int, _left: list[int]) -> Made:
-    path = parse_pointer(given.get("path"), f"{at}/path")
-    member = _text(given["in"], f"{at}/in") if "in" in given else None
+def _wrap(operation: Mapping[str, Json], at: str, _nesting: int, _operations_left: list[int]) -> Made:
+    path = parse_pointer(operation.get("path"), f"{at}/path")
+    member = _text(operation["in"], f"{at}/in") if "in" in operation else None
     return _on_value(path, lambda value, _run: [value] if member is None else {member: value})
 
 
-def _unwrap(given: Mapping[str, Json], at: str, _nesting: int, _left: list[int]) -> Made:
-    path = parse_pointer(given.get("path"), f"{at}/path")
-    member = _text(given["from"], f"{at}/from") if "from" in given else None
+def _unwrap(operation: Mapping[str, Json], at: str, _nesting: int, _operations_left: list[int]) -> Made:
+    path = parse_pointer(operation.get("path"), f"{at}/path")
+    member = _text(operation["from"], f"{at}/from") if "from" in operation else None
 
     def change(value: Any, _run: Run) -> Any:
         if member is None and isinstance(value, list) and len(value) == 1:
@@ -484,17 +484,17 @@ def _unwrap(given: Mapping[str, Json], at: str, _nesting: int, _left: list[int])
     return _on_value(path, change)
 
 
-def _for_each(given: Mapping[str, Json], at: str, nesting: int, left: list[int]) -> Made:
-    path = parse_pointer(given.get("path"), f"{at}/path")
+def _for_each(operation: Mapping[str, Json], at: str, nesting: int, operations_left: list[int]) -> Made:
+    path = parse_pointer(operation.get("path"), f"{at}/path")
     if nesting >= NESTING_MAX:
         raise StepInvalid(f"for_each nests at most {NESTING_MAX} deep", at)
-    operations = _compile(given.get("operations"), f"{at}/operations", nesting + 1, left)
+    operations = _compile(operation.get("operations"), f"{at}/operations", nesting + 1, operations_left)
 
     def element(value: Any, token: str, run: Run) -> Any:
         root = ElementRoot(value, run.budget.work)
         try:
-            for operation in operations:
-                operation.apply(root, run)
+            for each in operations:
+                each.apply(root, run)
         except PathFault as fault:
             raise PathFault(fault.why, show((token,)) + fault.pointer) from None
         return root.element

@@ -44,10 +44,10 @@ class Encoded:
 class Allowance:
     """How much work the declarative steps of one conversion may still do."""
 
-    __slots__ = ("left",)
+    __slots__ = ("work_left",)
 
     def __init__(self) -> None:
-        self.left = WORK_MAX
+        self.work_left = WORK_MAX
 
 
 class Channel:

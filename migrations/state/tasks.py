@@ -238,19 +238,19 @@ class Tasks:
                         raise StepInvalid(f"{step.name}: {fault}", fault.pointer) from None
         return Chain(text.schema, steps)
 
-    def _step(self, number: int, given: StepText) -> Step:
+    def _step(self, number: int, text: StepText) -> Step:
         name = f"v{number - 1}_to_v{number}"
-        if (given.up is None) == (given.deployment is None):
+        if (text.up is None) == (text.deployment is None):
             raise StepInvalid(f"{name}: a version after the first has either up or deployment", "/up")
-        if given.up is not None:
-            down = None if given.down is None else _Later(given.down, "/down")
-            return Step(number - 1, number, _Later(given.up, "/up"), down)
-        assert given.deployment is not None  # noqa: S101  for the type checker: one of the two is there
-        chain = self._shipped.get(given.deployment)
+        if text.up is not None:
+            down = None if text.down is None else _Later(text.down, "/down")
+            return Step(number - 1, number, _Later(text.up, "/up"), down)
+        assert text.deployment is not None  # noqa: S101  for the type checker: one of the two is there
+        chain = self._shipped.get(text.deployment)
         for step in () if chain is None else chain.steps:
             if (step.source, step.target) == (number - 1, number):
                 return step
-        raise StepInvalid(f"this deployment ships no step {name} of {given.deployment!r}", "/deployment")
+        raise StepInvalid(f"this deployment ships no step {name} of {text.deployment!r}", "/deployment")
 
 
 class _Later:

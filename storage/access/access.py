@@ -60,7 +60,7 @@ class Access(Sealing):
         self._restorer = restorer
         self._views = views
 
-    def writing(
+    def with_keys(
         self,
         scope: Scope,
         attempt: Callable[[Sealer], Awaitable[T]],
@@ -77,31 +77,31 @@ class Access(Sealing):
         """
         return self.run(scope, attempt, share=share, answer=answer, bring_back=self._bring_back)
 
-    def reading(
+    def with_existing_keys(
         self,
         scope: Scope,
         attempt: Callable[[Sealer], Awaitable[T]],
         otherwise: NotFound | IntegrityFailure,
         share: ClientShare | None = None,
     ) -> Awaitable[T]:
-        """As `writing`, for a scope that has keys; one without has no data, so ``otherwise`` is raised."""
+        """As `with_keys`, for a scope that has keys; one without has no data, so ``otherwise`` is raised."""
         return self.run(scope, attempt, otherwise, share, bring_back=self._bring_back)
 
-    def reading_cold(
+    def without_restore(
         self,
         scope: Scope,
         attempt: Callable[[Sealer], Awaitable[T]],
         otherwise: NotFound | IntegrityFailure,
         share: ClientShare | None = None,
     ) -> Awaitable[T]:
-        """As `reading`, for what reads archives and segments itself: nothing is restored or thawed.
+        """As `with_existing_keys`, for what reads archives and segments itself: nothing is restored or thawed.
 
         Raises:
             ThreadArchived: An object has to be thawed first.
         """
         return self.run(scope, attempt, otherwise, share, bring_back=self._tell_progress)
 
-    def reading_thread(
+    def with_thread_snapshots(
         self,
         scope: Scope,
         thread_id: str,
@@ -111,7 +111,7 @@ class Access(Sealing):
         *,
         at_once: "AtOnce[T, R] | None" = None,
     ) -> Awaitable[T]:
-        """As `reading`, for what only reads one thread: wherever its rows are, and nothing is restored or thawed.
+        """As `without_restore`, for what only reads one thread: wherever its rows are, in snapshots of that.
 
         Args:
             scope: Whose thread.

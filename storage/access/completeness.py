@@ -71,22 +71,22 @@ class RowSeals(msgspec.Struct, frozen=True):
     sums: ColdSums
 
     @classmethod
-    def open(cls, sealer: Sealer, thread_id: str, namespace: str, found: LoadedRows) -> "RowSeals":
+    def open(cls, sealer: Sealer, thread_id: str, namespace: str, rows: LoadedRows) -> "RowSeals":
         """Open them.
 
         Raises:
             IntegrityFailure: one does not authenticate, is missing, or is of another life of the thread; or there is
                 a newer checkpoint than the head.
         """
-        if found.thread_seal is None or found.thread_created_at is None:
+        if rows.thread_seal is None or rows.thread_created_at is None:
             raise IntegrityFailure(_THREAD_REMOVED)
-        thread = open_thread(sealer, thread_id, found.thread_created_at, found.thread_seal)
-        head = open_head(sealer, thread_id, thread, namespace, found.head_id, found.sequence, found.head_seal)
-        if found.is_newer:
+        thread = open_thread(sealer, thread_id, rows.thread_created_at, rows.thread_seal)
+        head = open_head(sealer, thread_id, thread, namespace, rows.head_id, rows.sequence, rows.head_seal)
+        if rows.is_newer:
             raise IntegrityFailure("a checkpoint is newer than the head")
-        created_at = found.thread_created_at
-        sums = ColdSums.open(sealer, thread_id, created_at, thread.incarnation, found.cold)
-        return cls(found.head_id, thread, head, sums)
+        created_at = rows.thread_created_at
+        sums = ColdSums.open(sealer, thread_id, created_at, thread.incarnation, rows.cold)
+        return cls(rows.head_id, thread, head, sums)
 
     def checkpoint(self, sealer: Sealer, row: CheckpointRow) -> OpenedCheckpoint:
         """Open the checkpoint that was found with them.

@@ -1,6 +1,6 @@
 """Anchored heads: how far each thread was, kept in the object store, where a restored database cannot reach.
 
-After each change of a namespace its place, incarnation and sequence are noted in memory; each minute what is new is
+After each change of a namespace its name, incarnation and sequence are noted in memory; each minute what is new is
 written to the tenant's prefix as one object. Entries are tags and MACs under the subject's keys: the object tells
 nobody which threads there are, and nobody without the keys can make one up. Small objects are merged now and then.
 
@@ -33,7 +33,8 @@ _KEYS_PAGE = 1000
 _MAGIC = b"SRHA\x01"
 _FACTS = struct.Struct(f">{TAG_BYTES}s{TAG_BYTES}s{TAG_BYTES}s{TAG_BYTES}sQ")
 ENTRY_BYTES = _FACTS.size + TAG_BYTES
-_Place = tuple[Scope, str, str, bytes]
+# A scope, a thread, a namespace and the tag of an incarnation.
+_NotedKey = tuple[Scope, str, str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class AnchoredHead:
     """That a namespace had come to ``sequence`` in one life of its thread; ``entry`` is how it is kept."""
 
     thread: bytes
-    place: bytes
+    namespace: bytes
     incarnation: bytes
     sequence: int
     entry: bytes = b""
@@ -52,7 +53,7 @@ def subject_tag(sealer: Sealer) -> bytes:
     return sealer.mac(b"anchor-subject", sealer.subject_id.encode())[:TAG_BYTES]
 
 
-def place_tag(sealer: Sealer, thread_id: str, namespace: str) -> bytes:
+def namespace_tag(sealer: Sealer, thread_id: str, namespace: str) -> bytes:
     """A namespace's name where its text must not appear."""
     return sealer.mac(b"anchor-place", thread_id.encode(), namespace.encode())[:TAG_BYTES]
 
@@ -61,7 +62,7 @@ def _entry(sealer: Sealer, thread_id: str, token: ThreadToken) -> bytes:
     facts = _FACTS.pack(
         subject_tag(sealer),
         thread_tag(sealer, thread_id),
-        place_tag(sealer, thread_id, token.namespace),
+        namespace_tag(sealer, thread_id, token.namespace),
         token.incarnation_tag,
         token.sequence,
     )
@@ -134,12 +135,12 @@ class AnchoredHeads:
         newest: dict[tuple[bytes, bytes], AnchoredHead] = {}
         for entry in self._entries.get(subject_tag(sealer), ()):
             facts, mac = entry[: _FACTS.size], entry[_FACTS.size :]
-            _, thread, place, incarnation, sequence = _FACTS.unpack(facts)
+            _, thread, namespace, incarnation, sequence = _FACTS.unpack(facts)
             if not hmac.compare_digest(mac, sealer.mac(b"anchor", facts)[:TAG_BYTES]):
                 raise IntegrityFailure("an anchored head was altered")
-            known = newest.get((place, incarnation))
+            known = newest.get((namespace, incarnation))
             if known is None or known.sequence < sequence:
-                newest[place, incarnation] = AnchoredHead(thread, place, incarnation, sequence, entry)
+                newest[namespace, incarnation] = AnchoredHead(thread, namespace, incarnation, sequence, entry)
         return list(newest.values())
 
 
@@ -148,18 +149,18 @@ class HeadAnchors:
 
     def __init__(self, blobs: BlobStore | None) -> None:
         self._blobs = blobs
-        self._noted: dict[_Place, tuple[Sealer, ThreadToken]] = {}
+        self._noted: dict[_NotedKey, tuple[Sealer, ThreadToken]] = {}
 
     def note(self, scope: Scope, sealer: Sealer, thread_id: str, token: ThreadToken) -> None:
         """Remember a head that was committed."""
         if self._blobs is None:
             return
-        place = (scope, thread_id, token.namespace, token.incarnation_tag)
-        known = self._noted.get(place)
+        key = (scope, thread_id, token.namespace, token.incarnation_tag)
+        known = self._noted.get(key)
         if known is None and len(self._noted) >= NOTED_MAX:
             return
         if known is None or known[1].sequence < token.sequence:
-            self._noted[place] = (sealer.without_share, token)  # what a share makes of the keys is not kept
+            self._noted[key] = (sealer.without_share, token)  # what a share makes of the keys is not kept
 
     async def flush(self) -> int:
         """Write what was noted since the last time; returns how many heads. What cannot be written is kept.

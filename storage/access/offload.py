@@ -169,7 +169,7 @@ class Offload:
             BlobUnavailable: the object store does not answer.
         """
         async with self._unit_of_work.snapshot(scope) as transaction:
-            known = await self.ledger.known(transaction, [each.piece_id for each in pieces])
+            known = await self.ledger.live_blobs(transaction, [each.piece_id for each in pieces])
         uploads.known.update(known)
         new = {new_blob_id(): each for each in pieces if each.piece_id not in known}
         if not new:

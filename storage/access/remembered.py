@@ -49,7 +49,8 @@ TURN_SECONDS_MAX: Final = 5.0
 # Heads that were acknowledged: some 300 bytes each.
 ACKNOWLEDGED_MAX: Final = 20_000
 
-_Place = tuple[Scope, int, str, str]
+# A scope, the version of its active keys, a thread and a namespace.
+_HeadKey = tuple[Scope, int, str, str]
 
 
 class RememberedHead(msgspec.Struct, frozen=True):
@@ -102,7 +103,7 @@ class RememberedHeads:
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._kept: OrderedDict[_Place, tuple[float, int, RememberedHead]] = OrderedDict()
+        self._kept: OrderedDict[_HeadKey, tuple[float, int, RememberedHead]] = OrderedDict()
         self._bytes = 0
         self._acknowledged: OrderedDict[tuple[Scope, str, str], tuple[float, ThreadToken]] = OrderedDict()
         # How many writers of a thread there are was counted by whoever admitted them.
@@ -123,38 +124,38 @@ class RememberedHeads:
             return None
         return found[1]
 
-    def _drop(self, place: _Place) -> tuple[float, RememberedHead] | None:
-        found = self._kept.pop(place, None)
+    def _drop(self, key: _HeadKey) -> tuple[float, RememberedHead] | None:
+        found = self._kept.pop(key, None)
         if found is None:
             return None
-        since, size, known = found
+        since, size, head = found
         self._bytes -= size
-        return since, known
+        return since, head
 
-    def remember(self, scope: Scope, sealer: Sealer, known: RememberedHead) -> None:
+    def remember(self, scope: Scope, sealer: Sealer, head: RememberedHead) -> None:
         """Keep what a committed write left, unless it is large; without its tails, if only they are."""
-        bodies = (body for each in known.base.manifest.channels for body in (each.body, each.leaves))
+        bodies = (body for each in head.base.manifest.channels for body in (each.body, each.leaves))
         inline = sum(len(each) for each in bodies if isinstance(each, bytes))
-        if sealer.shared or inline > INLINE_BYTES_MAX or len(known.pieces) > PIECES_MAX:
+        if sealer.shared or inline > INLINE_BYTES_MAX or len(head.pieces) > PIECES_MAX:
             return
-        size = inline + sum(map(len, known.tails.values()))
+        size = inline + sum(map(len, head.tails.values()))
         if size > ENTRY_BYTES_MAX:
-            known, size = msgspec.structs.replace(known, tails={}), inline
-        columns = known.base.columns
-        place = (scope, sealer.active_key_version, columns.thread_id, columns.namespace)
-        self._drop(place)
-        self._kept[place] = (self._monotonic(), size, known)
+            head, size = msgspec.structs.replace(head, tails={}), inline
+        columns = head.base.columns
+        key = (scope, sealer.active_key_version, columns.thread_id, columns.namespace)
+        self._drop(key)
+        self._kept[key] = (self._monotonic(), size, head)
         self._bytes += size
         while len(self._kept) > ENTRIES_MAX or self._bytes > BYTES_MAX:
             self._drop(next(iter(self._kept)))
 
     def acknowledge(self, scope: Scope, thread_id: str, token: ThreadToken) -> None:
         """Keep how far a committed write brought a namespace."""
-        place = (scope, thread_id, token.namespace)
-        before = self._acknowledged.pop(place, None)
+        key = (scope, thread_id, token.namespace)
+        before = self._acknowledged.pop(key, None)
         if before is not None and before[1].incarnation_tag == token.incarnation_tag:
             token = max(before[1], token, key=lambda each: each.sequence)
-        self._acknowledged[place] = (self._monotonic(), token)
+        self._acknowledged[key] = (self._monotonic(), token)
         while len(self._acknowledged) > ACKNOWLEDGED_MAX:
             self._acknowledged.popitem(last=False)
 
@@ -165,8 +166,8 @@ class RememberedHeads:
 
     def forget(self, scope: Scope) -> None:
         """Drop what belongs to a scope whose keys are gone."""
-        for place in [each for each in self._kept if each[0] == scope]:
-            self._drop(place)
+        for key in [each for each in self._kept if each[0] == scope]:
+            self._drop(key)
         for other in [each for each in self._acknowledged if each[0] == scope]:
             del self._acknowledged[other]
 

@@ -38,7 +38,7 @@ class Storing(ABC, Generic[T]):
 
     def stored(self, share: ClientShare | None) -> Awaitable[T]:
         """Make attempts until one is committed."""
-        return self._access.writing(self._scope, self._attempt, share, self._answer)
+        return self._access.with_keys(self._scope, self._attempt, share, self._answer)
 
     @abstractmethod
     async def _attempt(self, sealer: Sealer) -> T:

@@ -145,7 +145,7 @@ class PartUploads:
             await self._rows.give_up(scope, blob_id)  # another request with this key came first
             return receipt.made_id
 
-        upload_id = await self._access.writing(scope, work, share)
+        upload_id = await self._access.with_keys(scope, work, share)
         return await self.upload(scope, upload_id, share=share)
 
     async def upload(self, scope: Scope, upload_id: UUID, *, share: ClientShare | None = None) -> Upload:
@@ -178,7 +178,7 @@ class PartUploads:
                 parts=shown,
             )
 
-        return await self._access.reading(scope, work, UploadNotFound(), share)
+        return await self._access.with_existing_keys(scope, work, UploadNotFound(), share)
 
     async def _open_upload(
         self, transaction: Transaction, scope: Scope, sealer: Sealer, upload_id: UUID
@@ -233,7 +233,7 @@ class PartUploads:
                 _, record, details = await self._open_upload(transaction, scope, sealer, upload_id)
             return sealer.blob_cipher(upload_id, SecretKey(record.blob_key)), details
 
-        cipher, details = await self._access.reading(scope, look_up, UploadNotFound(), share)
+        cipher, details = await self._access.with_existing_keys(scope, look_up, UploadNotFound(), share)
         async with self._alone(scope, upload_id, number):
             running = self._running_of(scope, upload_id, afresh=number == 0)
             most = _size_max(number, size_bytes, details.size_bytes)
@@ -283,7 +283,7 @@ class PartUploads:
                 there = await self._ledger.part(transaction, upload_id, number)
             return intent, there, None if there is None else _open_part(sealer, upload_id, there)
 
-        intent, there, before = await self._access.reading(scope, look_up, UploadNotFound(), share)
+        intent, there, before = await self._access.with_existing_keys(scope, look_up, UploadNotFound(), share)
         if there is not None and there.size_bytes == size and before == digest:
             await self._ledger.renew(scope, upload_id)
             return there.etag
@@ -302,7 +302,7 @@ class PartUploads:
             sealed_digest = _seal_part(sealer, upload_id, number, etag, size, digest)
             await self._ledger.record_part(scope, upload_id, UploadedPart(number, etag, size, sealed_digest))
 
-        await self._access.reading(scope, record, UploadNotFound(), share)
+        await self._access.with_existing_keys(scope, record, UploadNotFound(), share)
         return etag
 
     async def _reserve_part(
@@ -319,7 +319,7 @@ class PartUploads:
         async def announced(sealer: Sealer) -> int | None:
             return _details.decode(open_intent(sealer, intent).details).size_bytes
 
-        if await self._access.reading(scope, announced, UploadNotFound(), share) is not None:
+        if await self._access.with_existing_keys(scope, announced, UploadNotFound(), share) is not None:
             return
         before = 0 if there is None else sealed_part_bytes(there.size_bytes)
         if sealed_bytes > before:
@@ -381,7 +381,7 @@ class PartUploads:
             return intent, details, record, stored, sealer.blob_cipher(upload_id, SecretKey(record.blob_key))
 
         try:
-            intent, details, record, stored, cipher = await self._access.reading(
+            intent, details, record, stored, cipher = await self._access.with_existing_keys(
                 scope, look_up, UploadNotFound(), share
             )
         except UploadNotFound:

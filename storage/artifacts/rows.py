@@ -203,7 +203,7 @@ class ArtifactRows:
                     await settle(transaction, sealer, idempotency, Receipt(made.artifact_id))
                 return made, True
 
-        artifact, ours = await self.access.writing(scope, work, share)
+        artifact, ours = await self.access.with_keys(scope, work, share)
         if not ours:
             await self.give_up(scope, settlement.blob_id)
         return artifact
@@ -251,7 +251,7 @@ class ArtifactRows:
                 await self.access.check_keys_in(transaction, scope, sealer)
                 return await self.one(transaction, sealer, artifact_id)
 
-        return await self.access.reading(scope, work, ArtifactNotFound(), share)
+        return await self.access.with_existing_keys(scope, work, ArtifactNotFound(), share)
 
     async def one(self, transaction: Transaction, sealer: Sealer, artifact_id: UUID) -> Artifact:
         """One artifact, as `open`.

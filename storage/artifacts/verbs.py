@@ -103,7 +103,7 @@ class Artifacts:
                         return Page(items, (str(row.artifact_id),))
             return Page(items, None)
 
-        return await self._access.reading(scope, work, ThreadNotFound(), share)
+        return await self._access.with_existing_keys(scope, work, ThreadNotFound(), share)
 
     async def delete(self, scope: Scope, artifact_id: UUID) -> None:
         """Delete an artifact; the client-held share is not needed for that. Its object goes with the sweeper.
@@ -177,7 +177,7 @@ class Artifacts:
                     await settle(transaction, sealer, idempotency, Receipt(made.artifact_id))
                 return made
 
-        return await self._access.reading(scope, work, ArtifactNotFound(), share)
+        return await self._access.with_existing_keys(scope, work, ArtifactNotFound(), share)
 
     async def open(self, scope: Scope, artifact_id: UUID, *, share: ClientShare | None = None) -> ArtifactContent:
         """An artifact whose content can be read; reading holds no transaction.
@@ -200,7 +200,7 @@ class Artifacts:
                 found = await self._ledger.pointers(transaction, sealer, [row.blob_id])
             return self._content(scope, sealer, artifact, row.blob_id, found[row.blob_id].pointer)
 
-        return await self._access.reading(scope, work, ArtifactNotFound(), share)
+        return await self._access.with_existing_keys(scope, work, ArtifactNotFound(), share)
 
     async def open_named(
         self, scope: Scope, artifact_ids: Sequence[UUID], *, share: ClientShare | None = None
@@ -239,7 +239,7 @@ class Artifacts:
             return named
 
         try:
-            return await self._access.reading(scope, work, ArtifactNotFound(), share)
+            return await self._access.with_existing_keys(scope, work, ArtifactNotFound(), share)
         except ArtifactNotFound:
             return {}
 
@@ -275,4 +275,4 @@ class Artifacts:
                 await self._ledger.set_url_epoch(transaction, revoked)
                 return revoked.url_epoch
 
-        return await self._access.reading(scope, work, ArtifactNotFound())
+        return await self._access.with_existing_keys(scope, work, ArtifactNotFound())

@@ -75,7 +75,7 @@ class WholeUploads:
             await self._ledger.reserve(scope, sealer, [NewBlob(blob_id, "artifact", reserved)], self._rows.now())
             return blob_id, blob_key, sealer.blob_cipher(blob_id, blob_key)
 
-        prepared = await self._access.writing(scope, prepare, share)
+        prepared = await self._access.with_keys(scope, prepare, share)
         if prepared is None:
             hashing = hashlib.sha256()
             async for data in body:
@@ -121,7 +121,7 @@ class WholeUploads:
                     raise Unavailable("the request that used this Idempotency-Key did not end; repeat this one")
                 return await self._rows.one(transaction, sealer, receipt.made_id)
 
-        return await self._access.writing(scope, work, share)
+        return await self._access.with_keys(scope, work, share)
 
 
 def _with_content(idempotency: Idempotency | None, digest: bytes) -> Idempotency | None:

@@ -62,9 +62,9 @@ class BlobLocation:
         return cls(UUID(match[2]), UUID(match[4]), "blobs" if match[1] is None else "archive")
 
 
-def tenant_prefix(tenant_id: UUID, place: Bucket = "blobs") -> str:
-    """Return the prefix that holds all blobs of a tenant in one place and no others."""
-    return f"{'archive/' if place == 'archive' else ''}v1/{tenant_id.hex}/"
+def tenant_prefix(tenant_id: UUID, bucket: Bucket = "blobs") -> str:
+    """Return the prefix that holds all blobs of a tenant in one bucket and no others."""
+    return f"{'archive/' if bucket == 'archive' else ''}v1/{tenant_id.hex}/"
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class _Multipart:
 
 
 @dataclass(slots=True)
-class _Standing:
+class _ObjectState:
     """What is known of an object beside its bytes; a thaw has an end and, before, a moment when it can be read."""
 
     modified_at: datetime
@@ -66,7 +66,7 @@ class MemoryBlobStore:
         self._clock = clock or SystemClock()
         self._thaw_seconds = thaw_seconds
         self._objects: dict[str, bytes] = {}
-        self._standings: dict[str, _Standing] = {}
+        self._states: dict[str, _ObjectState] = {}
         self._multiparts: dict[str, _Multipart] = {}
 
     async def put_if_absent(
@@ -92,16 +92,16 @@ class MemoryBlobStore:
     async def head(self, location: ObjectLocation) -> BlobInfo:
         """See `BlobStore`."""
         await self.health()
-        standing = self._standing(location)
-        info = BlobInfo(len(self._objects[location.object_key()]), standing.storage_class)
-        if standing.storage_class not in FROZEN_CLASSES:
+        state = self._state(location)
+        info = BlobInfo(len(self._objects[location.object_key()]), state.storage_class)
+        if state.storage_class not in FROZEN_CLASSES:
             return info
         now = self._clock.now()
-        if standing.thawed_at is None or standing.thawed_until is None or now >= standing.thawed_until:
+        if state.thawed_at is None or state.thawed_until is None or now >= state.thawed_until:
             return replace(info, state="frozen")
-        if now < standing.thawed_at:
+        if now < state.thawed_at:
             return replace(info, state="thawing")
-        return replace(info, thawed_until=standing.thawed_until)
+        return replace(info, thawed_until=state.thawed_until)
 
     async def thaw(self, location: ObjectLocation, days: int) -> None:
         """See `BlobStore`."""
@@ -109,11 +109,11 @@ class MemoryBlobStore:
         info = await self.head(location)
         if info.storage_class not in FROZEN_CLASSES or info.state == "thawing":
             return
-        standing, now = self._standing(location), self._clock.now()
+        state, now = self._state(location), self._clock.now()
         if info.state == "frozen":
             seconds = THAW_SECONDS[info.storage_class] if self._thaw_seconds is None else self._thaw_seconds
-            standing.thawed_at = now + timedelta(seconds=seconds)
-        standing.thawed_until = datetime.combine((now + timedelta(days=days + 1)).date(), time(), UTC)
+            state.thawed_at = now + timedelta(seconds=seconds)
+        state.thawed_until = datetime.combine((now + timedelta(days=days + 1)).date(), time(), UTC)
 
     async def change_class(self, location: ObjectLocation, storage_class: str) -> None:
         """See `BlobStore`."""
@@ -123,13 +123,13 @@ class MemoryBlobStore:
             return
         if info.state != "ready":
             raise BlobFrozen
-        self._standings[location.object_key()] = _Standing(self._clock.now(), storage_class)
+        self._states[location.object_key()] = _ObjectState(self._clock.now(), storage_class)
 
     async def delete(self, location: ObjectLocation) -> None:
         """See `BlobStore`."""
         await self.health()
         self._objects.pop(location.object_key(), None)
-        self._standings.pop(location.object_key(), None)
+        self._states.pop(location.object_key(), None)
 
     async def list_keys(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[str]:
         """See `BlobStore`."""
@@ -139,7 +139,7 @@ class MemoryBlobStore:
         """See `BlobStore`."""
         await self.health()
         names = sorted(found for found in self._objects if found.startswith(prefix) and found > after)
-        return [ObjectInfo(name, len(self._objects[name]), self._standings[name].modified_at) for name in names[:limit]]
+        return [ObjectInfo(name, len(self._objects[name]), self._states[name].modified_at) for name in names[:limit]]
 
     async def begin_multipart(self, location: ObjectLocation, *, storage_class: str | None = None) -> str:
         """See `BlobStore`."""
@@ -203,11 +203,11 @@ class MemoryBlobStore:
     def _put(self, object_key: str, data: bytes, storage_class: str) -> None:
         if self._objects.setdefault(object_key, data) != data:
             raise BlobExists
-        self._standings.setdefault(object_key, _Standing(self._clock.now(), storage_class))
+        self._states.setdefault(object_key, _ObjectState(self._clock.now(), storage_class))
 
-    def _standing(self, location: ObjectLocation) -> _Standing:
+    def _state(self, location: ObjectLocation) -> _ObjectState:
         try:
-            return self._standings[location.object_key()]
+            return self._states[location.object_key()]
         except KeyError:
             raise BlobNotFound from None
 

@@ -34,7 +34,7 @@ from storage.format.record import (
 )
 from storage.model import ChannelHistories, ChannelHistory, PendingWrite
 from storage.schemas.versions import Versioned, WantedNames
-from storage.tiers.rows import Rows, place_of
+from storage.tiers.rows import Rows, write_key
 
 _CHANNELS_ROWS = 200  # histories that are put together at a time; most are empty
 # Ancestors that are read at a time: all of a long history, or few where it is known up to some step ago.
@@ -174,7 +174,7 @@ def _sum(macs: Macs, rows: Iterable[WriteRow]) -> LiveSet:
     """What a seal counts for pending writes, by their members and places."""
     total = LiveSet()
     for row in rows:
-        total = total.add(write_mac(macs, *place_of(row), row.member))
+        total = total.add(write_mac(macs, *write_key(row), row.member))
     return total
 
 

@@ -150,7 +150,7 @@ class Compacting:
         check_pair(compaction.state_schema, compaction.state_version)
 
         for is_last in [False] * (_ROUNDS_MAX - 1) + [True]:
-            found = await self._access.reading(
+            found = await self._access.with_existing_keys(
                 scope,
                 lambda sealer: self._read(scope, sealer, compaction),
                 CheckpointNotFound(),
@@ -411,8 +411,8 @@ def _elements(group: Opened) -> int:
 def _newest(parts: _Parts, notes: tuple[_Parts, int], reader: PieceReader, kept: int) -> Newest:
     data, holes = parts.join(reader)
     start = _start_of(data, kept)
-    said, count = notes
-    packed, _ = said.join(reader)
+    own_notes, count = notes
+    packed, _ = own_notes.join(reader)
     elements = decode_notes(list_header(count) + packed[_start_of(packed, count) :])
     noted = with_notes([LargeLeaf(at=hole) for hole in holes], elements)
     return Newest(kept, data[start:], tuple(hole - start for hole in holes if hole >= start), _from(start, noted))

@@ -336,8 +336,8 @@ def _with_elements(name: str, sent: ChannelValue, draft: Draft, stored: Stored) 
         bounds = list_bounds(sent.value.data)
     if parent is None or held is None or held.version != sent.append_to or sent.value is None or bounds is None:
         raise ChannelUnchangedUnknown(name)
-    said = moved(sent.value.leaves, 0, -bounds[0])
-    added = _Added(len(bounds) - 1, sent.value.data[bounds[0] :], said)
+    client_notes = moved(sent.value.leaves, 0, -bounds[0])
+    added = _Added(len(bounds) - 1, sent.value.data[bounds[0] :], client_notes)
     try:
         body, size, leaves = _appended(name, held, parent.ids, added, draft.cutter, stored.look_up)
     except InvalidState:
@@ -399,7 +399,7 @@ class _Added(msgspec.Struct, frozen=True):
 
     count: int
     data: bytes
-    said: tuple[LargeLeaf, ...] = ()
+    client_notes: tuple[LargeLeaf, ...] = ()
 
 
 def _appended(
@@ -421,8 +421,8 @@ def _appended(
         count = list_count(held.body[0])
         header = list_header(count + added.count)
         size = None if held.size is None else held.size + len(header) - len(held.body[0]) + len(added.data)
-        said = moved(added.said, count, 0)
-        body, grown = cutter.append_noted(header, held.body, ids, look_up, added.data, said)
+        client_notes = moved(added.client_notes, count, 0)
+        body, grown = cutter.append_noted(header, held.body, ids, look_up, added.data, client_notes)
         return body, size, _noted(held.leaves, ids, grown, cutter, look_up)
     raise InvalidState(f"channel {name!r} is not a list", f"/changes/append/{name}")
 
@@ -430,8 +430,8 @@ def _appended(
 def _whole(cutter: Cutter, count: int, before: bytes, added: _Added) -> tuple[Body, int | None, Body | None]:
     """A list that is cut anew, of as many elements, which are these bytes, and others after them."""
     header = list_header(count + added.count)
-    said = moved(added.said, count, len(header) + len(before))
-    value = Value("msgpack", header + before + added.data, leaves=said)
+    client_notes = moved(added.client_notes, count, len(header) + len(before))
+    value = Value("msgpack", header + before + added.data, leaves=client_notes)
     body, leaves = cutter.cut_noted(value)
     return body, size_of(value), leaves
 

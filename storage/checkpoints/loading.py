@@ -58,12 +58,12 @@ class Wanted(msgspec.Struct, frozen=True):
 class _Head:
     """The head of what is loaded, and what is answered with it."""
 
-    def __init__(self, sealer: Sealer, wanted: Wanted, found: LoadedRows) -> None:
-        seals = RowSeals.open(sealer, wanted.load.thread_id, wanted.load.namespace, found)
+    def __init__(self, sealer: Sealer, wanted: Wanted, rows: LoadedRows) -> None:
+        seals = RowSeals.open(sealer, wanted.load.thread_id, wanted.load.namespace, rows)
         self.head_id, self.thread, self.head = seals.head_id, seals.thread, seals.head
         self.seals = seals
         # A prune may have removed it; then nothing can be read at its name.
-        self._is_parent_stored = found.is_parent_stored
+        self._is_parent_stored = rows.is_parent_stored
         self._sealer = sealer
         self._wanted = wanted
 
@@ -104,18 +104,18 @@ class _Head:
             token=token.encode(macs, self._wanted.load.thread_id),
         )
 
-    async def opened_writes(self, opened: OpenedCheckpoint, found: LoadedRows) -> list[OpenedWrite]:
+    async def opened_writes(self, opened: OpenedCheckpoint, rows: LoadedRows) -> list[OpenedWrite]:
         """The pending writes of the checkpoint, all of which are there.
 
         Raises:
             IntegrityFailure: they are not, or one does not authenticate.
         """
-        written = await open_writes(self._sealer, found.writes)
+        written = await open_writes(self._sealer, rows.writes)
         opened.check_outcome(statuses_of(written))
         if opened.columns.checkpoint_id == self.head_id:
             compare_writes(sum_of(written), self.head.writes)
         else:
-            await check_writes(self._sealer, found.members, self.thread, self.seals.sums.writes)
+            await check_writes(self._sealer, rows.members, self.thread, self.seals.sums.writes)
         return written
 
 
@@ -134,7 +134,7 @@ def at_once(access: Access, scope: Scope, wanted: Wanted) -> AtOnce[Loaded, Load
 
 
 async def _open_at_once(  # noqa: C901  what is left to a snapshot is said at one place
-    access: Access, scope: Scope, wanted: Wanted, sealer: Sealer, found: LoadedRows | None
+    access: Access, scope: Scope, wanted: Wanted, sealer: Sealer, rows: LoadedRows | None
 ) -> Loaded | None:
     """Make the answer of what one call found; None: only a snapshot can tell.
 
@@ -147,11 +147,11 @@ async def _open_at_once(  # noqa: C901  what is left to a snapshot is said at on
         StateTooLarge, BlobUnavailable, ClientShareRequired, ClientShareWrong, ClientShareUnexpected: as `load_in`.
         IntegrityFailure: what was found does not authenticate.
     """
-    if found is None:
+    if rows is None:
         return None
-    access.check_keys(scope, sealer, found.keys_hash)
+    access.check_keys(scope, sealer, rows.keys_hash)
     try:
-        head = _Head(sealer, wanted, found)
+        head = _Head(sealer, wanted, rows)
         if wanted.load.known_token is not None and not head.admits(wanted.load.known_token):
             return None
         if wanted.acknowledged is not None and not head.goes_on(wanted.acknowledged):
@@ -160,18 +160,18 @@ async def _open_at_once(  # noqa: C901  what is left to a snapshot is said at on
         if wanted.load.known_token is None and wanted.acknowledged is None:
             raise
         return None  # what the caller has seen may say more than this: that the thread was replaced
-    if found.tier != "hot":
+    if rows.tier != "hot":
         raise ThreadElsewhere
-    if found.checkpoint is None:
+    if rows.checkpoint is None:
         return None
-    if found.cold is not None and not found.is_parent_stored and found.checkpoint.parent_id is not None:
+    if rows.cold is not None and not rows.is_parent_stored and rows.checkpoint.parent_id is not None:
         return None  # it may be in a segment
-    opened = head.checkpoint(found.checkpoint)
+    opened = head.checkpoint(rows.checkpoint)
     if not wanted.load.with_state:
         return head.without_state(opened)
-    written = await head.opened_writes(opened, found)
+    written = await head.opened_writes(opened, rows)
     reader = answering(sealer, refs=wanted.load.refs)
-    below = reader.add(found.pieces)
+    below = reader.add(rows.pieces)
     if below or reader.in_blobs():
         blobs = await _rest(access, scope, sealer, wanted, reader, below)
         if blobs is None:
@@ -197,31 +197,31 @@ async def load_in(open_snapshot: OpenSnapshot, access: Access, scope: Scope, sea
     load, seen = wanted.load, wanted.acknowledged
     async with open_snapshot() as snapshot:
         transaction = snapshot.transaction
-        found = await snapshot.load(load.namespace, load.checkpoint_id, with_state=load.with_state)
-        if found is None:  # perhaps because a shred has removed the rows, too
+        rows = await snapshot.load(load.namespace, load.checkpoint_id, with_state=load.with_state)
+        if rows is None:  # perhaps because a shred has removed the rows, too
             await access.check_keys_in(transaction, scope, sealer)
         else:
-            access.check_keys(scope, sealer, found.keys_hash)
+            access.check_keys(scope, sealer, rows.keys_hash)
         if load.known_token is not None:
             await check_token(transaction, sealer, load.thread_id, load.known_token)
-        if found is None:
+        if rows is None:
             await check_acknowledged(transaction, sealer, load.thread_id, seen, None, None)
             await check_absent(snapshot, sealer, load.namespace)
             raise CheckpointNotFound
-        head = _Head(sealer, wanted, found)
+        head = _Head(sealer, wanted, rows)
         await check_acknowledged(transaction, sealer, load.thread_id, seen, head.head_id, head.head)
-        snapshot.check_tier(found.tier, found.cold)
-        if found.checkpoint is None:
+        snapshot.check_tier(rows.tier, rows.cold)
+        if rows.checkpoint is None:
             if load.checkpoint_id is None or load.checkpoint_id == head.head_id:
                 raise IntegrityFailure("the head's checkpoint is missing")
             await check_count(snapshot.rows, load.namespace, head.head)
             raise CheckpointNotFound
-        opened = head.checkpoint(found.checkpoint)
+        opened = head.checkpoint(rows.checkpoint)
         reader = answering(sealer, refs=load.refs)
         written, together = None, None
         if load.with_state:
-            await read_pieces(snapshot.rows, reader, reader.add(found.pieces))
-            written = await head.opened_writes(opened, found)
+            await read_pieces(snapshot.rows, reader, reader.add(rows.pieces))
+            written = await head.opened_writes(opened, rows)
         if load.history is not None:
             wanted_history = channel_histories.Wanted(load.namespace, load.history, load.mark, wanted.names)
             at = channel_histories.At(sealer, head.seals, opened)

@@ -107,9 +107,9 @@ class Saving(Storing[Saved]):
         draft = await _cutting(scope, save, lambda: Draft.of(sealer, save, now, bytes_min))
         attempt = _Attempt(access, scope, sealer, save, draft)
         async with access.remembered_heads.turn(scope, save.thread_id):
-            known = access.remembered_heads.take(scope, sealer, save.thread_id, save.namespace)
-            if known is not None and access.row_quotas.has_room(scope) and attempt.goes_on(known):
-                return await attempt.on_remembered(known)
+            remembered = access.remembered_heads.take(scope, sealer, save.thread_id, save.namespace)
+            if remembered is not None and access.row_quotas.has_room(scope) and attempt.goes_on(remembered):
+                return await attempt.on_remembered(remembered)
             return await attempt.under_lock(self._uploads, self._same, lock_first=self._lock_first)
 
     async def _answer(self, sealer: Sealer, reason: Unfinished) -> None:
@@ -156,11 +156,11 @@ class Ground(msgspec.Struct, frozen=True):
     is_new_thread: bool = False
 
     @classmethod
-    def remembered(cls, known: RememberedHead) -> "Ground":
+    def remembered(cls, head: RememberedHead) -> "Ground":
         """As this process left it."""
         return cls(
-            known.thread_created_at, known.thread_seal, known.thread, known.strict, known.rules,
-            known.head_id, known.head,
+            head.thread_created_at, head.thread_seal, head.thread, head.strict, head.rules,
+            head.head_id, head.head,
         )  # fmt: skip
 
     @classmethod
@@ -247,7 +247,9 @@ class _Composed(msgspec.Struct, frozen=True):
         long = long_lists(self.manifest, *rules.lists_of(self.columns.agent))
         return dataclasses.replace(saved, needs_compaction=long) if long else saved
 
-    def left(self, ground: Ground, agent: str | None, pieces: "_Left", seen: ThreadToken, token: str) -> RememberedHead:
+    def to_remember(
+        self, ground: Ground, agent: str | None, pieces: "_HeadPieces", seen: ThreadToken, token: str
+    ) -> RememberedHead:
         """What the next save can stand on."""
         assert self.is_head  # noqa: S101  for the reader: nothing stands on another checkpoint than the head
         return RememberedHead(
@@ -268,7 +270,7 @@ class _Composed(msgspec.Struct, frozen=True):
         )
 
 
-class _Left(msgspec.Struct, frozen=True):
+class _HeadPieces(msgspec.Struct, frozen=True):
     """What is known of the pieces of a new head, and of pending writes that came before their checkpoints."""
 
     pieces: dict[bytes, bytes | None]
@@ -278,7 +280,7 @@ class _Left(msgspec.Struct, frozen=True):
     @classmethod
     def of(
         cls, composed: _Composed, cutter: Cutter, before: RememberedHead | None, tails: Mapping[bytes, bytes]
-    ) -> "_Left":
+    ) -> "_HeadPieces":
         """By what was cut, what was known before, and the open tails that composing looked at."""
         pieces: Mapping[bytes, bytes | None] = {} if before is None else before.pieces
         early = {} if before is None else before.early
@@ -338,50 +340,50 @@ class _Attempt:
 
     # --- on what is remembered -------------------------------------------------------------------------------------
 
-    def goes_on(self, known: RememberedHead) -> bool:
+    def goes_on(self, remembered: RememberedHead) -> bool:
         """Whether the save adds to a head that is remembered, and needs nothing else from the database."""
         save, draft = self.save, self.draft
         return (
             isinstance(save.content, FullState)
             and save.idempotency is None
-            and (save.known_token is None or save.known_token == known.token)
-            and (save.parent is None or save.parent.checkpoint_id == known.head_id)
-            and (save.checkpoint_id is None or save.checkpoint_id.encode() > known.head_id.encode())
+            and (save.known_token is None or save.known_token == remembered.token)
+            and (save.parent is None or save.parent.checkpoint_id == remembered.head_id)
+            and (save.checkpoint_id is None or save.checkpoint_id.encode() > remembered.head_id.encode())
             and not draft.named
             and draft.tagging is None
-            and (tails := tails_of(save.content, known.base)) is not None
-            and known.tails.keys() >= {*tails}
-            and known.covers(draft.cutter, self.access.offload.is_large)
+            and (tails := tails_of(save.content, remembered.base)) is not None
+            and remembered.tails.keys() >= {*tails}
+            and remembered.covers(draft.cutter, self.access.offload.is_large)
         )
 
-    async def on_remembered(self, known: RememberedHead) -> Saved:
+    async def on_remembered(self, remembered: RememberedHead) -> Saved:
         """Save on top of a head that is remembered: nothing is read.
 
         Raises:
             LostRaceError: begin by reading; what is remembered is another state, or the save would be refused on it.
         """
         access, scope, sealer, save, cutter = self.access, self.scope, self.sealer, self.save, self.draft.cutter
-        ground = Ground.remembered(known)
+        ground = Ground.remembered(remembered)
         try:
             ground.check(save)
-            at_version(save, known.base)
-            stored = Stored(known.base, known.base, look_up_own(known.tails))
+            at_version(save, remembered.base)
+            stored = Stored(remembered.base, remembered.base, look_up_own(remembered.tails))
             channels = await _cutting(scope, save, lambda: compose(save.content, self.draft, stored))
         except (StorageError, Unfinished):
             raise LostRaceError from None
-        if cutter.referenced.keys() - known.pieces.keys():
+        if cutter.referenced.keys() - remembered.pieces.keys():
             raise LostRaceError
         composed = self._compose(
             ground,
             channels,
-            known.base,
-            known.head_id,
-            lambda columns: known.early.get(columns.checkpoint_id, NO_WRITES),
+            remembered.base,
+            remembered.head_id,
+            lambda columns: remembered.early.get(columns.checkpoint_id, NO_WRITES),
         )
         columns, early = composed.columns, composed.head.writes
-        if early.count and save.state_schema is not None and known.base.columns.state_schema is None:
+        if early.count and save.state_schema is not None and remembered.base.columns.state_schema is None:
             raise LostRaceError  # the writes may name no version
-        fresh = [each for each in cutter.pieces.values() if each.piece_id not in known.pieces]
+        fresh = [each for each in cutter.pieces.values() if each.piece_id not in remembered.pieces]
         if any(map(access.offload.is_large, fresh)):  # among what was appended
             raise LostRaceError
         envelopes = await sealed_pieces(sealer, ((each, None) for each in fresh))
@@ -396,21 +398,21 @@ class _Attempt:
             sequence=composed.head.sequence,
             head_seal=composed.head_seal,
             thread_status=save.status if save.namespace == "" else None,
-            thread_seal=known.thread_seal,
-            strict=known.strict,
-            head_seal_before=known.head_seal,
+            thread_seal=remembered.thread_seal,
+            strict=remembered.strict,
+            head_seal_before=remembered.head_seal,
             early_count=early.count,
-            policies=known.rules.compared(),
+            policies=remembered.rules.compared(),
             keys_hash=sealer.keys_hash,
         )
         await access.unit_of_work.call(sql.SAVE_ON, scope, **values)
-        seen = known.seen.after(sealer.without_share, columns.checkpoint_id, composed.head)
+        seen = remembered.seen.after(sealer.without_share, columns.checkpoint_id, composed.head)
         access.acknowledge(scope, sealer, save.thread_id, seen)
         token = seen.encode(sealer.without_share, save.thread_id)
-        pieces = _Left.of(composed, cutter, known, known.tails)
-        agent = save.agent or known.rules.agent
-        access.remembered_heads.remember(scope, sealer, composed.left(ground, agent, pieces, seen, token))
-        return composed.saved(token, known.rules)
+        pieces = _HeadPieces.of(composed, cutter, remembered, remembered.tails)
+        agent = save.agent or remembered.rules.agent
+        access.remembered_heads.remember(scope, sealer, composed.to_remember(ground, agent, pieces, seen, token))
+        return composed.saved(token, remembered.rules)
 
     # --- on what is read -------------------------------------------------------------------------------------------
 
@@ -646,8 +648,8 @@ class _Attempt:
         token = seen.encode(sealer.without_share, columns.thread_id)
         if not composed.is_head:
             return composed.saved(token, ground.rules), None
-        pieces = _Left.of(composed, cutter, None, reader.plaintexts())
-        return composed.saved(token, ground.rules), composed.left(ground, row.thread_agent, pieces, seen, token)
+        pieces = _HeadPieces.of(composed, cutter, None, reader.plaintexts())
+        return composed.saved(token, ground.rules), composed.to_remember(ground, row.thread_agent, pieces, seen, token)
 
     async def _saved_before(self, transaction: Transaction, ground: Ground, same: bytes | None) -> Saved:
         """Answer a save whose id is stored: the same save again is a no-op, another one a conflict.

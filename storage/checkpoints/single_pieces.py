@@ -119,4 +119,4 @@ class Pieces:
             await self._access.offload.fill(scope, sealer, reader, blobs)
             return reader.look_up(piece_id).data or b""
 
-        return await self._access.reading_thread(scope, thread_id, with_sealer, PieceNotFound(), share)
+        return await self._access.with_thread_snapshots(scope, thread_id, with_sealer, PieceNotFound(), share)

@@ -45,12 +45,12 @@ from storage.schemas.adoptions import Adopted, Adoptions
 from storage.schemas.checks import (
     INPUT_SOURCE,
     check_pair,
-    given_by,
+    checkables,
     refuse,
     without_ephemeral,
     writes_without_ephemeral,
 )
-from storage.schemas.registry import NAMES_MAX, Known, StateSchemas
+from storage.schemas.registry import NAMES_MAX, Schema, StateSchemas
 from storage.schemas.versions import (
     AS_SAVED,
     OtherVersionError,
@@ -136,10 +136,10 @@ class States:
             for name, each in content.channels.items() if isinstance(content, FullState) else ():
                 if each.append_to is not None and not is_control(name):
                     raise ChannelUnchangedUnknown(name)
-            for given in given_by(content, complete=save.source != INPUT_SOURCE):
-                misfit = await self._work.misfit(scope, known, number, given)
+            for checkable in checkables(content, complete=save.source != INPUT_SOURCE):
+                misfit = await self._work.misfit(scope, known, number, checkable)
                 if misfit is not None:
-                    raise refuse(misfit, number, given.prefix)
+                    raise refuse(misfit, number, checkable.prefix)
         return save
 
     async def tagged(self, scope: Scope, save: Save) -> Save:
@@ -381,7 +381,7 @@ class States:
     async def _converted(self, scope: Scope, wanted: WantedVersions, saved: Checkpoint) -> Checkpoint:
         shown = saved
         if wanted.differs(saved):
-            known, before, after = await self._known(scope, wanted, saved)
+            known, before, after = await self._schema_of(scope, wanted, saved)
             deltas = [name for name in saved.delta_channels if not is_control(name)]
             made, names = await self._work.converted(scope, known, before, after, convertible(saved), names=deltas)
             of = dict(zip(deltas, names, strict=True))
@@ -400,7 +400,7 @@ class States:
             if own is None or is_control(each.channel) or not wanted.differs(own):
                 shown.append(each)
                 continue
-            known, before, after = await self._known(scope, wanted, own)
+            known, before, after = await self._schema_of(scope, wanted, own)
             channel = {each.channel: each.value}
             made, _ = await self._work.converted(scope, known, before, after, channel, partial=True)
             shown += converted_write(each, made, after)
@@ -409,7 +409,7 @@ class States:
             self._observer.state_read(before, after)
         return shown
 
-    async def _known(self, scope: Scope, wanted: WantedVersions, saved: Versioned) -> tuple[Known, int, int]:
+    async def _schema_of(self, scope: Scope, wanted: WantedVersions, saved: Versioned) -> tuple[Schema, int, int]:
         schema, before, after = versions_of(wanted, saved)
         return await self._schemas.known(scope, schema, max(before, after)), before, after
 

@@ -116,7 +116,7 @@ class Checkpoints:
 
     def _loaded(self, scope: Scope, wanted: Wanted, share: ClientShare | None) -> Awaitable[Loaded]:
         access, load = self._access, wanted.load
-        return access.reading_thread(
+        return access.with_thread_snapshots(
             scope,
             load.thread_id,
             lambda sealer, snapshots: load_in(snapshots, access, scope, sealer, wanted),
@@ -155,7 +155,7 @@ class Checkpoints:
                 return await self._shown(scope, query, page, fetching)
 
             try:
-                return await self._access.reading(scope, of_subject, otherwise, share)
+                return await self._access.with_existing_keys(scope, of_subject, otherwise, share)
             except CheckpointNotFound:
                 return Page([], None)
 
@@ -169,7 +169,7 @@ class Checkpoints:
             return await self._shown(scope, query, page, fetching)
 
         try:
-            return await self._access.reading_thread(scope, thread_id, of_thread, otherwise, share)
+            return await self._access.with_thread_snapshots(scope, thread_id, of_thread, otherwise, share)
         except CheckpointNotFound:
             raise ThreadNotFound from None
 
@@ -302,7 +302,7 @@ class Checkpoints:
             await self._access.offload.fill(scope, sealer, reader, blobs)
             return await values_of(opened, reader)
 
-        return await self._access.reading_thread(scope, query.thread_id, with_sealer, ThreadNotFound(), share)
+        return await self._access.with_thread_snapshots(scope, query.thread_id, with_sealer, ThreadNotFound(), share)
 
     async def channel_history(
         self,

@@ -78,9 +78,9 @@ class Writing(Storing[WritesReceipt]):
         draft = await _drafted(access, scope, sealer, new)
         attempt = _Attempt(access, scope, sealer, new, draft)
         async with access.remembered_heads.turn(scope, new.thread_id):
-            known = access.remembered_heads.take(scope, sealer, new.thread_id, new.namespace)
-            if known is not None and access.row_quotas.has_room(scope) and attempt.goes_on(known):
-                return await attempt.on_remembered(known)
+            remembered = access.remembered_heads.take(scope, sealer, new.thread_id, new.namespace)
+            if remembered is not None and access.row_quotas.has_room(scope) and attempt.goes_on(remembered):
+                return await attempt.on_remembered(remembered)
             return await attempt.under_lock(self._uploads)
 
     async def _answer(self, sealer: Sealer, reason: Unfinished) -> None:
@@ -187,19 +187,19 @@ class _Attempt:
 
     # --- on what is remembered -------------------------------------------------------------------------------------
 
-    def goes_on(self, known: RememberedHead) -> bool:
+    def goes_on(self, remembered: RememberedHead) -> bool:
         """Whether the writes are of a head that is remembered or one to come, and nothing else has to be read."""
         new = self.new
         return (
             bool(new.writes)
             and not any(self.draft.named.values())
-            and (new.known_token is None or new.known_token == known.token)
-            and known.covers(self.draft.cutter, self.access.offload.is_large)
-            and (new.checkpoint_id == known.head_id or _is_early(new, known))
-            and _is_at_version(new, known)
+            and (new.known_token is None or new.known_token == remembered.token)
+            and remembered.covers(self.draft.cutter, self.access.offload.is_large)
+            and (new.checkpoint_id == remembered.head_id or _is_early(new, remembered))
+            and _is_at_version(new, remembered)
         )
 
-    async def on_remembered(self, known: RememberedHead) -> WritesReceipt:
+    async def on_remembered(self, remembered: RememberedHead) -> WritesReceipt:
         """Store writes of a head that is remembered, or of a checkpoint that comes after it: nothing is read.
 
         Raises:
@@ -207,46 +207,46 @@ class _Attempt:
         """
         access, scope, sealer, new = self.access, self.scope, self.sealer, self.new
         fresh = [_Fresh(columns, each, None) for columns, each in self.draft.sealed]
-        stored = [each for each in self.draft.cutter.pieces.values() if each.piece_id not in known.pieces]
-        after = self._with(_Sealed(known.thread, known.head), known.head_id, fresh)
-        thread_seal = seal_thread(sealer, new.thread_id, known.thread_created_at, after.thread)
-        left = msgspec.structs.replace(known, thread_seal=thread_seal, thread=after.thread)
+        stored = [each for each in self.draft.cutter.pieces.values() if each.piece_id not in remembered.pieces]
+        after = self._with(_Sealed(remembered.thread, remembered.head), remembered.head_id, fresh)
+        thread_seal = seal_thread(sealer, new.thread_id, remembered.thread_created_at, after.thread)
+        after_head = msgspec.structs.replace(remembered, thread_seal=thread_seal, thread=after.thread)
         new_head_seal = None
-        if new.checkpoint_id == known.head_id and after.head is not None:
+        if new.checkpoint_id == remembered.head_id and after.head is not None:
             new_head_seal = self._seal_head(after.head)
-            seen = known.seen.after(sealer.without_share, new.checkpoint_id, after.head)
-            left = msgspec.structs.replace(
-                left,
+            seen = remembered.seen.after(sealer.without_share, new.checkpoint_id, after.head)
+            after_head = msgspec.structs.replace(
+                after_head,
                 head_seal=new_head_seal,
                 head=after.head,
-                pieces={**known.pieces, **{each.piece_id: each.children for each in stored}}
+                pieces={**remembered.pieces, **{each.piece_id: each.children for each in stored}}
                 if stored
-                else known.pieces,
+                else remembered.pieces,
                 seen=seen,
                 token=seen.encode(sealer.without_share, new.thread_id),
             )
         else:
-            early = self._moved(known.early.get(new.checkpoint_id, NO_WRITES), fresh)
-            left = msgspec.structs.replace(left, early={**known.early, new.checkpoint_id: early})
+            early = self._moved(remembered.early.get(new.checkpoint_id, NO_WRITES), fresh)
+            after_head = msgspec.structs.replace(after_head, early={**remembered.early, new.checkpoint_id: early})
         values = dict(
             **self._written(fresh),
             pieces=[each.piece_id for each in stored],
             children=[each.children for each in stored],
             envelopes=await sealed_pieces(sealer, ((each, None) for each in stored)),
             thread_status=new.status if new.namespace == "" else None,
-            thread_seal_before=known.thread_seal,
+            thread_seal_before=remembered.thread_seal,
             thread_seal=thread_seal,
-            sequence=left.head.sequence,
-            head_seal_before=known.head_seal,
+            sequence=after_head.head.sequence,
+            head_seal_before=remembered.head_seal,
             head_seal=new_head_seal,
             keys_hash=sealer.keys_hash,
         )
         await access.unit_of_work.call(sql.PUT_WRITES_ON, scope, **values)
-        access.remembered_heads.remember(scope, sealer, left)
+        access.remembered_heads.remember(scope, sealer, after_head)
         if new_head_seal is None:
             return WritesReceipt(stored=len(fresh), unchanged=0, token=None)
-        access.acknowledge(scope, sealer, new.thread_id, left.seen)
-        return WritesReceipt(stored=len(fresh), unchanged=0, token=left.token)
+        access.acknowledge(scope, sealer, new.thread_id, after_head.seen)
+        return WritesReceipt(stored=len(fresh), unchanged=0, token=after_head.token)
 
     # --- on what is read -------------------------------------------------------------------------------------------
 
@@ -390,17 +390,17 @@ class _Attempt:
             raise IntegrityFailure("a thread was removed outside the gateway, but not what belongs to it")
 
 
-def _is_at_version(new: TaskWrites, known: RememberedHead) -> bool:
+def _is_at_version(new: TaskWrites, remembered: RememberedHead) -> bool:
     """Whether writes name a version, or the head has none: what names none is at its checkpoint's, which is asked."""
-    return new.state_schema is not None or known.base.columns.state_schema is None
+    return new.state_schema is not None or remembered.base.columns.state_schema is None
 
 
-def _is_early(new: TaskWrites, known: RememberedHead) -> bool:
+def _is_early(new: TaskWrites, remembered: RememberedHead) -> bool:
     """Whether writes are of a checkpoint to come, and may be remembered for its save."""
     return (
-        new.checkpoint_id.encode() > known.head_id.encode()
+        new.checkpoint_id.encode() > remembered.head_id.encode()
         and new.status is None  # which the checkpoint, when it comes, takes from the stored rows
-        and (new.checkpoint_id in known.early or len(known.early) < EARLY_MAX)
+        and (new.checkpoint_id in remembered.early or len(remembered.early) < EARLY_MAX)
     )
 
 

@@ -2,7 +2,7 @@
 
 Every live blob's object is there and has its size; every blob and artifact that a row names is live and referred to;
 nothing is referred to that no row names; every object under the tenant's prefix has a row; no upload in parts is open
-that no intent knows; the quota counts what there is. All of it for both places: archived threads are blobs, and what
+that no intent knows; the quota counts what there is. All of it for both buckets: archived threads are blobs, and what
 the rows in an archived thread's object name counts as named. An object that is frozen is there all the same.
 
 Beside a gateway at work it finds nothing that is only under way: an object is written after its intent was committed,
@@ -21,8 +21,8 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
+from storage.blobs.buckets import Buckets
 from storage.blobs.keyspace import BUCKETS, BlobLocation, tenant_prefix
-from storage.blobs.places import Places
 from storage.blobs.store import BlobNotFound, BlobStore, ObjectInfo
 from storage.clock import Clock
 from storage.control.clock_check import ClockCheck
@@ -121,14 +121,14 @@ class Fsck:
         self,
         unit_of_work: UnitOfWork,
         ledger: BlobLedger,
-        places: Places,
+        buckets: Buckets,
         clock: Clock,
         *,
         grace_seconds: float = GRACE_SECONDS,
     ) -> None:
         self._unit_of_work = unit_of_work
         self._ledger = ledger
-        self._places = places
+        self._buckets = buckets
         self._clock_check = ClockCheck(unit_of_work, clock)
         self._grace_seconds = grace_seconds
 
@@ -150,11 +150,11 @@ class Fsck:
             Unavailable: as before, for the database.
             ClockOff: this process's clock and the database's disagree, and something was to be mended; nothing was.
         """
-        if not self._places.in_use:
+        if not self._buckets.in_use:
             raise BlobsNotConfigured
         if repair:
             await self._clock_check.require()
-        check = _Check(self._unit_of_work, self._ledger, self._places, FsckReport(tenant_id), repair, progress)
+        check = _Check(self._unit_of_work, self._ledger, self._buckets, FsckReport(tenant_id), repair, progress)
         if not after:
             async for subject_id in check.subjects():
                 await check.blobs(Scope(tenant_id, subject_id))
@@ -164,11 +164,11 @@ class Fsck:
         check.report.stage = "objects"
         async with self._unit_of_work.snapshot(TenantScope(tenant_id)) as transaction:
             before = await transaction.fetch_only(sql.SO_LONG_AGO, seconds=self._grace_seconds)
-        for place, store in self._places.in_use:
-            later = BUCKETS[BUCKETS.index(place) + 1 :]
+        for bucket, store in self._buckets.in_use:
+            later = BUCKETS[BUCKETS.index(bucket) + 1 :]
             if any(after.startswith(tenant_prefix(tenant_id, other)) for other in later):
-                continue  # this place was listed to its end before
-            await check.objects(place, store, before, after)
+                continue  # this bucket was listed to its end before
+            await check.objects(bucket, store, before, after)
             after = ""
         check.report.stage = "quota"
         await check.quota()
@@ -182,7 +182,7 @@ class _Check:
 
     unit_of_work: UnitOfWork
     ledger: BlobLedger
-    places: Places
+    buckets: Buckets
     report: FsckReport
     repair: bool
     progress: Progress
@@ -192,7 +192,7 @@ class _Check:
         """Every subject of the tenant that may have blobs, by id."""
         return self.unit_of_work.each(TenantScope(self.report.tenant_id), sql.SUBJECTS_AFTER, "", _PAGE)
 
-    def _found(
+    def _record(
         self,
         fault: Fault,
         what: object,
@@ -223,11 +223,11 @@ class _Check:
             after = rows[-1].blob_id
 
     async def _blob(self, scope: Scope, location: BlobLocation, size_bytes: int) -> None:
-        store = self.places.of(location.place)
+        store = self.buckets.of(location.place)
         if store is None:
             what = "nobody can look for the object, because its bucket is not configured (STATEROOM_"
             what += "ARCHIVE_URL)" if location.place == "archive" else "S3_URL)"
-            self._found("dangling", location.blob_id, what, subject_id=scope.subject_id)
+            self._record("dangling", location.blob_id, what, subject_id=scope.subject_id)
             return
         async with self.heads:
             found = await _size(store, location)
@@ -238,7 +238,7 @@ class _Check:
         if live is not None:  # else it was condemned and removed meanwhile
             what = "is missing" if found is None else f"has {found} bytes"
             detail = f"the object {what}, and should have {size_bytes} bytes"
-            self._found("dangling", location.blob_id, detail, subject_id=scope.subject_id)
+            self._record("dangling", location.blob_id, detail, subject_id=scope.subject_id)
 
     # --- names and references --------------------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class _Check:
             for row in rows:
                 artifact_id = row.artifact_id
                 detail = f"its blob {row.blob_id} has no live row"
-                self._found("dangling", artifact_id, detail, subject_id=scope.subject_id)
+                self._record("dangling", artifact_id, detail, subject_id=scope.subject_id)
             if len(rows) < _PAGE:
                 return
 
@@ -275,7 +275,7 @@ class _Check:
             faults = [(row.id, *_judged(row)) for row in rows]
             mended = self.repair and await self._mend(scope, thread_id, faults)
             for each, fault, detail in faults:
-                self._found(
+                self._record(
                     fault,
                     each,
                     detail,
@@ -302,13 +302,13 @@ class _Check:
 
     # --- objects ---------------------------------------------------------------------------------------------------
 
-    async def objects(self, place: Bucket, store: BlobStore, before: datetime, after: str) -> None:
+    async def objects(self, bucket: Bucket, store: BlobStore, before: datetime, after: str) -> None:
         """Check that every object and upload in parts of a bucket that is older than ``before`` has a row there."""
-        prefix = tenant_prefix(self.report.tenant_id, place)
+        prefix = tenant_prefix(self.report.tenant_id, bucket)
         self.report.position = after
         while True:
             page = await store.list_objects(prefix, after=self.report.position, limit=_OBJECTS_PAGE)
-            await self._page(place, store, page, before)
+            await self._page(bucket, store, page, before)
             self.report.objects += len(page)
             if page:
                 self.report.position = page[-1].object_key
@@ -320,48 +320,48 @@ class _Check:
             try:
                 location = BlobLocation.parse(upload.object_key)
             except ValueError:
-                self._found("stray-upload", upload.object_key, "its name is none of ours")
+                self._record("stray-upload", upload.object_key, "its name is none of ours")
                 continue
             if upload.begun_at < before:
                 uploads[upload.multipart_id] = location
-        unknown = await self._without_row(place, {each.blob_id for each in uploads.values()}, sql.INTENTS_OF_OBJECTS)
+        unknown = await self._without_row(bucket, {each.blob_id for each in uploads.values()}, sql.INTENTS_OF_OBJECTS)
         for multipart_id, location in uploads.items():
             if location.blob_id in unknown:
                 if self.repair:
                     await store.abort_multipart(location, multipart_id)
-                self._found("stray-upload", location.blob_id, "no intent knows this upload", mended=self.repair)
+                self._record("stray-upload", location.blob_id, "no intent knows this upload", mended=self.repair)
 
-    async def _page(self, place: Bucket, store: BlobStore, page: list[ObjectInfo], before: datetime) -> None:
+    async def _page(self, bucket: Bucket, store: BlobStore, page: list[ObjectInfo], before: datetime) -> None:
         found: dict[UUID, ObjectInfo] = {}
         for each in page:
             try:
                 found[BlobLocation.parse(each.object_key).blob_id] = each
             except ValueError:
-                self._found("orphan", each.object_key, f"its name is none of ours; it has {each.size_bytes} bytes")
-        for blob_id in await self._without_row(place, set(found)):
+                self._record("orphan", each.object_key, f"its name is none of ours; it has {each.size_bytes} bytes")
+        for blob_id in await self._without_row(bucket, set(found)):
             info = found[blob_id]
             if info.modified_at > before:
                 self.report.young += 1
                 continue
-            size_bytes = await _size(store, BlobLocation(self.report.tenant_id, blob_id, place))
+            size_bytes = await _size(store, BlobLocation(self.report.tenant_id, blob_id, bucket))
             if size_bytes is None:  # removed by a sweeper between the listing and our look at the rows
                 continue
-            mended = self.repair and await self._register(place, blob_id, size_bytes)
-            self._found("orphan", blob_id, f"no row knows this object of {size_bytes} bytes", mended=mended)
+            mended = self.repair and await self._register(bucket, blob_id, size_bytes)
+            self._record("orphan", blob_id, f"no row knows this object of {size_bytes} bytes", mended=mended)
 
     async def _without_row(
-        self, place: Bucket, blob_ids: set[UUID], statement: Statement[UUID] = sql.KNOWN_OBJECTS
+        self, bucket: Bucket, blob_ids: set[UUID], statement: Statement[UUID] = sql.KNOWN_OBJECTS
     ) -> set[UUID]:
         if not blob_ids:
             return set()
         async with self.unit_of_work.snapshot(TenantScope(self.report.tenant_id)) as transaction:
-            known = await transaction.fetch_all(statement, blob_ids=list(blob_ids), place=place)
+            known = await transaction.fetch_all(statement, blob_ids=list(blob_ids), place=bucket)
         return blob_ids - {*known}
 
-    async def _register(self, place: Bucket, blob_id: UUID, size_bytes: int) -> bool:
+    async def _register(self, bucket: Bucket, blob_id: UUID, size_bytes: int) -> bool:
         scope = Scope(self.report.tenant_id, SHARED_SUBJECT)
         async with self.unit_of_work.begin(scope) as transaction:
-            added = await transaction.fetch_one(sql.ADD_ORPHAN, blob_id=blob_id, size_bytes=size_bytes, place=place)
+            added = await transaction.fetch_one(sql.ADD_ORPHAN, blob_id=blob_id, size_bytes=size_bytes, place=bucket)
             if added is not None:
                 await transaction.run(sql.COUNT_BYTES, amount=size_bytes)
         return added is not None
@@ -383,7 +383,7 @@ class _Check:
                 # what was counted, and nothing that was not.
                 await transaction.run(sql.COUNT_BYTES, amount=0)
                 await transaction.run(sql.RECOUNT)
-        self._found(
+        self._record(
             "miscounted", self.report.tenant_id, f"{counts} bytes count, {counted} are kept", mended=self.repair
         )
 

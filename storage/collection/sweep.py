@@ -27,8 +27,8 @@ from uuid import UUID
 from msgspec import structs
 
 from storage.administration.rounds import Rounds, Tally, given_back
+from storage.blobs.buckets import Buckets
 from storage.blobs.keyspace import BlobLocation, tenant_prefix
-from storage.blobs.places import Places
 from storage.blobs.store import BlobStore, BlobUnavailable
 from storage.clock import Clock, SystemClock
 from storage.control.clock_check import ClockCheck
@@ -115,7 +115,7 @@ class Sweep(Rounds[Swept, Census]):
     def __init__(
         self,
         unit_of_work: UnitOfWork,
-        places: Places,
+        buckets: Buckets,
         backup_retention_days: float,
         *,
         grace_seconds: float = GRACE_SECONDS,
@@ -124,7 +124,7 @@ class Sweep(Rounds[Swept, Census]):
         clock: Clock | None = None,
     ) -> None:
         super().__init__(unit_of_work, sql.TENANTS_DUE, Swept)
-        self._places = places
+        self._buckets = buckets
         self._retention_seconds = backup_retention_days * _SECONDS_PER_DAY
         self._grace_seconds = grace_seconds
         self._tombstone_seconds = tombstone_seconds
@@ -133,7 +133,7 @@ class Sweep(Rounds[Swept, Census]):
 
     async def run_due(self) -> Swept:
         """Sweep every tenant whose time has come; without an object store there is nothing to sweep."""
-        return await super().run_due() if self._places.in_use else Swept()
+        return await super().run_due() if self._buckets.in_use else Swept()
 
     async def tenant(self, tenant_id: UUID, *, now: bool = False) -> Swept | None:
         """Sweep a tenant; None if its time has not come or another process is at it.
@@ -146,7 +146,7 @@ class Sweep(Rounds[Swept, Census]):
             Unavailable: the database cannot be reached; what was done is committed.
             ClockOff: this process's clock and the database's disagree; nothing was done.
         """
-        if not self._places.in_use:
+        if not self._buckets.in_use:
             return None
         await self._clock_check.require()
         scope = TenantScope(tenant_id)
@@ -154,7 +154,7 @@ class Sweep(Rounds[Swept, Census]):
             claim = await transaction.fetch_one(sql.CLAIM_TENANT, lease_seconds=LEASE_SECONDS)
         if claim is None and not now:
             return None
-        sweep = _TenantSweep(self._unit_of_work, self._places, tenant_id)
+        sweep = _TenantSweep(self._unit_of_work, self._buckets, tenant_id)
         walks = now or (claim is not None and _walk_is_due(claim))
         async with given_back(sweep.release) if claim is not None else nullcontext():
             if walks:
@@ -205,7 +205,7 @@ class _TenantSweep:
     """One sweep of one tenant."""
 
     unit_of_work: UnitOfWork
-    places: Places
+    buckets: Buckets
     tenant_id: UUID
     failures: int = 0
     swept: Swept = field(default_factory=Swept)
@@ -229,8 +229,8 @@ class _TenantSweep:
         """Mark live blobs that nobody refers to, and abort uploads that no intent knows and that are so old."""
         async with self.unit_of_work.snapshot(TenantScope(self.tenant_id)) as transaction:
             before = await transaction.fetch_only(sql.SO_LONG_AGO, seconds=stray_seconds)
-        for place, store in self.places.in_use:
-            await self._abort_strays(place, store, before)
+        for bucket, store in self.buckets.in_use:
+            await self._abort_strays(bucket, store, before)
         after = ""
         while subjects := await self._subjects(sql.SUBJECTS_TO_WALK, after=after):
             for after in subjects:
@@ -238,9 +238,9 @@ class _TenantSweep:
         async with self.unit_of_work.begin(TenantScope(self.tenant_id)) as transaction:
             await transaction.run(sql.WALKED, walk_seconds=WALK_SECONDS)
 
-    async def _abort_strays(self, place: Bucket, store: BlobStore, before: datetime) -> None:
+    async def _abort_strays(self, bucket: Bucket, store: BlobStore, before: datetime) -> None:
         try:
-            uploads = await store.list_multiparts(tenant_prefix(self.tenant_id, place))
+            uploads = await store.list_multiparts(tenant_prefix(self.tenant_id, bucket))
             strays = []
             for each in uploads:
                 with suppress(ValueError):  # a name that is none of ours is left to whoever made it
@@ -251,7 +251,7 @@ class _TenantSweep:
             # After the listing: an intent was committed before its upload began, and goes after it was completed.
             async with self.unit_of_work.snapshot(TenantScope(self.tenant_id)) as transaction:
                 wanted = [location.blob_id for location, _ in strays]
-                known = await transaction.fetch_all(sql.INTENTS_OF_OBJECTS, blob_ids=wanted, place=place)
+                known = await transaction.fetch_all(sql.INTENTS_OF_OBJECTS, blob_ids=wanted, place=bucket)
             for location, multipart_id in strays:
                 if location.blob_id not in known:
                     await store.abort_multipart(location, multipart_id)
@@ -332,7 +332,7 @@ class _TenantSweep:
 
     async def _gone(self, location: BlobLocation, multipart_id: str | None) -> bool:
         """Remove an object and its unfinished upload; whether that is certain."""
-        store = self.places.of(location.place)
+        store = self.buckets.of(location.place)
         if store is None:  # the setting is gone, the object is not
             self.swept.failed += 1
             return False
@@ -379,8 +379,8 @@ class _TenantSweep:
                 return
             after = rows[-1].blob_id
 
-    async def _delete_blob(self, scope: Scope, blob_id: UUID, place: Bucket) -> None:
-        if not await self._gone(BlobLocation(scope.tenant_id, blob_id, place), None):
+    async def _delete_blob(self, scope: Scope, blob_id: UUID, bucket: Bucket) -> None:
+        if not await self._gone(BlobLocation(scope.tenant_id, blob_id, bucket), None):
             return
         async with self.unit_of_work.begin(scope) as transaction:
             freed = await transaction.fetch_one(sql.FORGET_BLOB, blob_id=blob_id)

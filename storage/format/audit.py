@@ -353,25 +353,25 @@ class ChainVerifier:
         self.sequence = entry.sequence
         fits = entry.sequence == expected
         if entry.sequence > expected:
-            self._found("missing", expected, f"events {expected} to {entry.sequence - 1} are missing")
+            self._record("missing", expected, f"events {expected} to {entry.sequence - 1} are missing")
         elif not fits:
-            self._found("reordered", entry.sequence, f"event {entry.sequence} stands where {expected} should")
+            self._record("reordered", entry.sequence, f"event {entry.sequence} stands where {expected} should")
         is_linked = link(entry.previous, entry.sequence, entry.body) == entry.hash
         if not is_linked:
-            self._found("edited", entry.sequence, f"event {entry.sequence} does not have the hash it is stored with")
+            self._record("edited", entry.sequence, f"event {entry.sequence} does not have the hash it is stored with")
         if fits and entry.previous != self.hash:
-            self._found(
+            self._record(
                 "edited" if not is_linked else "forked",
                 entry.sequence,
                 f"event {entry.sequence} does not follow the event before it",
             )
         if event is None:
-            self._found("damaged", entry.sequence, f"event {entry.sequence} cannot be read")
+            self._record("damaged", entry.sequence, f"event {entry.sequence} cannot be read")
         elif event.sequence != entry.sequence:
-            self._found("reordered", entry.sequence, f"event {event.sequence} stands at {entry.sequence}")
+            self._record("reordered", entry.sequence, f"event {event.sequence} stands at {entry.sequence}")
         # What an event says is believed only as far as it is what was stored.
         if is_linked and event is not None and event.tenant_id != self._tenant_id:
-            self._found("foreign", entry.sequence, f"event {entry.sequence} belongs to another tenant")
+            self._record("foreign", entry.sequence, f"event {entry.sequence} belongs to another tenant")
         self.hash = entry.hash
 
     def _gap(self, entry: Entry, event: Event | None) -> Gap | None:
@@ -383,12 +383,12 @@ class ChainVerifier:
             gap = None
         if gap is None or (gap.sequence, gap.found, gap.found_hash) != (entry.sequence, self.sequence, self.hash):
             message = f"event {entry.sequence} tells of a restored backup, but not of this log's"
-            self._found("forked", entry.sequence, message)
+            self._record("forked", entry.sequence, message)
             return None
         self.gaps.append(gap)
         return gap
 
-    def _found(self, kind: Kind, sequence: int, message: str) -> None:
+    def _record(self, kind: Kind, sequence: int, message: str) -> None:
         self.findings.append(Finding(kind, sequence, message))
 
 

@@ -49,10 +49,10 @@ def decode(data: bytes) -> list[Note]:
         return []
 
 
-def moved(said: Iterable[LargeLeaf], elements: int, offset: int) -> tuple[LargeLeaf, ...]:
+def moved(client_notes: Iterable[LargeLeaf], elements: int, offset: int) -> tuple[LargeLeaf, ...]:
     """What is said of leaves in a list, once so many elements and bytes more stand before them."""
     after = []
-    for each in said:
+    for each in client_notes:
         path = each.path
         number, slash, rest = (path or "").removeprefix("/").partition("/")
         if path is not None and number.isdecimal():
@@ -80,8 +80,8 @@ def with_notes(leaves: Sequence[LargeLeaf], notes: Sequence[Note]) -> tuple[Larg
 
 
 def notes_of(
-    data: bytes, offsets: Sequence[int], holes: Sequence[int], said: Sequence[LargeLeaf], bounds: Sequence[int] | None,
-    first: int = 0,
+    data: bytes, offsets: Sequence[int], holes: Sequence[int], client_notes: Sequence[LargeLeaf],
+    bounds: Sequence[int] | None, first: int = 0,
 ) -> list[bytes]:  # fmt: skip
     """The notes of the leaves that are taken out of a value, encoded.
 
@@ -89,19 +89,19 @@ def notes_of(
         data: The value, or the elements that are put behind a list.
         offsets: Where its leaves begin, ascending.
         holes: Those of them at which a placeholder stands.
-        said: What the client says, of whatever: of leaves that stay where they are it is not kept. By path goes before
-            by offset, which programs say of what they upload.
+        client_notes: What the client says, of whatever: of leaves that stay where they are it is not kept. By path goes
+            before by offset, which programs say of what they upload.
         bounds: Where the elements of a list begin and end; None: it is no list.
         first: The number of the first element.
     """
-    by_offset = {each.at: each for each in said if each.at is not None}
-    by_path = {each.path: each for each in said if each.at is None}
+    by_offset = {each.at: each for each in client_notes if each.at is not None}
+    by_path = {each.path: each for each in client_notes if each.at is None}
     holed = {*holes}
     notes = []
     for at, path in zip(offsets, paths_at(data, offsets, bounds, first), strict=True):
-        told = [each for each in (by_path.get(path), by_offset.get(at)) if each is not None]
-        media_type = next((each.media_type for each in told if each.media_type is not None), None)
-        preview = next((each.preview for each in told if each.preview is not None), None)
+        named = [each for each in (by_path.get(path), by_offset.get(at)) if each is not None]
+        media_type = next((each.media_type for each in named if each.media_type is not None), None)
+        preview = next((each.preview for each in named if each.preview is not None), None)
         if media_type is None and at not in holed:
             media_type = _type_of(data[at])
         notes.append(encode(Note(path, media_type, preview)))

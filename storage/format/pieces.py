@@ -253,16 +253,16 @@ class Cutter:
         ids: Sequence[bytes],
         look_up: Callable[[bytes], "Opened"],
         added: bytes,
-        said: Sequence[LargeLeaf],
+        client_notes: Sequence[LargeLeaf],
     ) -> "tuple[Body, Grown]":
-        """As `append`, and what became of the list's large leaves; ``said``: of those in ``added``, by their paths."""
+        """As `append`, and what became of the list's large leaves; ``client_notes``: of those in ``added``, by path."""
         _, leaves, closed_before = body
         before, begun = leaves[:closed_before], leaves[closed_before:]
         piece_ids = piece_ids_of((b"", before, 0), ids)
         tail, holes = join_holed((b"", begun, 0), ids, look_up)
         bytes_min = self.offload_bytes_min
         if holes or (bytes_min is not None and len(added) >= bytes_min) or bytes in map(type, begun[:-1]):
-            return self._cut_tail_anew(header, (tail, added), piece_ids, holes, (list_count(body[0]), said))
+            return self._cut_tail_anew(header, (tail, added), piece_ids, holes, (list_count(body[0]), client_notes))
         # No element of the tail closed a group, nor a run but those that are pieces: the whole tail counts as one.
         view = memoryview(tail + added)
         bounds = [len(tail) + at for at in element_bounds(added)]
@@ -294,8 +294,8 @@ class Cutter:
             data, holes, shifted, starts = self._take_leaves(data, holes, bounds)
             new = [at - len(tail) for at in starts if at >= len(tail)]
             own = [at - len(tail) for at in bounds if at >= len(tail)]
-            count, said = noted
-            notes = notes_of(added, new, (), said, own, count) if new else []
+            count, client_notes = noted
+            notes = notes_of(added, new, (), client_notes, own, count) if new else []
             grown = Grown(notes, follows=len(starts) - len(new) == before)
             bounds = bounds if shifted is None else shifted
         return self._cut_elements(header, data, bounds, kept, holes), grown

@@ -85,7 +85,9 @@ class Reseal:
                 if step == "settle":
                     await self._move(lease, scope, "threads", lease.done, "")
                     return MORE
-                return await self._access.reading(scope, lambda sealer: self._end(lease, scope, sealer), NotFound())
+                return await self._access.with_existing_keys(
+                    scope, lambda sealer: self._end(lease, scope, sealer), NotFound()
+                )
             case "threads":
                 return await self._threads(lease, scope, *at)
             case "blobs":
@@ -105,7 +107,7 @@ class Reseal:
                 found = await transaction.fetch_only(sql.COUNT_STALE, version=active_version(sealer))
                 await lease.advance(transaction, _position("settle", moment.isoformat()), 0, found.stale)
 
-        await self._access.reading(scope, count, NotFound())
+        await self._access.with_existing_keys(scope, count, NotFound())
         return MORE
 
     async def _move(self, lease: Lease, scope: Scope, *position: str | int) -> None:
@@ -123,7 +125,7 @@ class Reseal:
                 if time.monotonic() > until:
                     return MORE
             after = thread_id
-        await self._move(lease, scope, "blobs", done_before, *_place_of(BlobPosition()))
+        await self._move(lease, scope, "blobs", done_before, *_parts_of(BlobPosition()))
         return MORE
 
     async def _blobs(self, lease: Lease, scope: Scope, done_before: int, table: str, after: str) -> Slice:
@@ -132,10 +134,10 @@ class Reseal:
                 await self._access.check_keys_in(transaction, scope, sealer)
                 begin = BlobPosition(table, UUID(after))
                 batch = await reseal_blobs(transaction, sealer, begin, BATCH_ROWS)
-                more = batch.position is not None and ("blobs", done_before, *_place_of(batch.position))
+                more = batch.position is not None and ("blobs", done_before, *_parts_of(batch.position))
                 await lease.advance(transaction, _position(*(more or ("receipts", done_before, ""))), batch.done)
 
-        await self._paced(lambda: self._access.reading(scope, with_sealer, NotFound()))
+        await self._paced(lambda: self._access.with_existing_keys(scope, with_sealer, NotFound()))
         return MORE
 
     async def _paced(self, work: Callable[[], Any]) -> None:
@@ -153,7 +155,7 @@ class Reseal:
                 await lease.advance(transaction, position, done)
             return moved
 
-        thread.become(await self._access.reading(scope, with_sealer, NotFound()))
+        thread.become(await self._access.with_existing_keys(scope, with_sealer, NotFound()))
 
     async def _receipts(self, lease: Lease, scope: Scope, done_before: int, after: str) -> Slice:
         async def with_sealer(sealer: Sealer) -> None:
@@ -180,7 +182,7 @@ class Reseal:
                     position = ("objects", done_before, "", 0)
                 await lease.advance(transaction, _position(*position), done)
 
-        await self._paced(lambda: self._access.reading(scope, with_sealer, NotFound()))
+        await self._paced(lambda: self._access.with_existing_keys(scope, with_sealer, NotFound()))
         return MORE
 
     async def _objects(self, lease: Lease, scope: Scope, done_before: int, thread_id: str, segment: int) -> Slice:
@@ -194,7 +196,7 @@ class Reseal:
                 return Slice(ended=False, again_seconds=again, waits_for="thaw")
             return MORE
 
-        return await self._access.reading_cold(scope, with_sealer, NotFound())
+        return await self._access.without_restore(scope, with_sealer, NotFound())
 
     # --- the end of older versions ---------------------------------------------------------------------------------
 
@@ -222,7 +224,7 @@ class Reseal:
                 await lease.advance(transaction, _position("drain", moment.isoformat()))
             return MORE
 
-        return await self._access.reading(scope, with_sealer, NotFound())
+        return await self._access.with_existing_keys(scope, with_sealer, NotFound())
 
     async def _count_stale(self, transaction: Transaction, sealer: Sealer) -> sql.StaleCount:
         """What needs an older version, before one is given up.
@@ -281,7 +283,7 @@ def _position(*parts: str | int) -> str:
     return encode_json(parts).decode()
 
 
-def _place_of(position: BlobPosition) -> tuple[str, str]:
+def _parts_of(position: BlobPosition) -> tuple[str, str]:
     return position.table, position.after.hex
 
 
@@ -315,7 +317,7 @@ async def _reseal_thread(transaction: Transaction, scope: Scope, sealer: Sealer,
     batch = _Batch(transaction, scope, sealer, thread)
     for table in (batch.chunks, batch.checkpoints, batch.writes):
         await table()
-        if not batch.left:
+        if not batch.rows_left:
             return batch.done
     batch.done += await seal_thread_again(transaction, sealer, thread.thread_id, locked)
     thread.finished = True
@@ -330,7 +332,7 @@ class _Batch:
         self._scope = scope
         self._sealer = sealer
         self._thread = thread
-        self.left = BATCH_ROWS
+        self.rows_left = BATCH_ROWS
         self.done = 0
 
     async def _stale(self, statement: Statement[R], **after: object) -> list[R]:
@@ -338,10 +340,10 @@ class _Batch:
             statement,
             thread_id=self._thread.thread_id,
             version=active_version(self._sealer),
-            page_rows=self.left,
+            page_rows=self.rows_left,
             **after,
         )
-        self.left -= len(rows)
+        self.rows_left -= len(rows)
         return rows
 
     async def _store(self, statement: Statement[None], **columns: object) -> None:

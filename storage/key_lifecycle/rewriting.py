@@ -45,8 +45,8 @@ from storage.tiers.views import cold_sums
 
 _PAGE_STUBS: Final = 100
 
-# A stub's place among those of a subject: its thread and its segment.
-StubPlace = tuple[str, int]
+# A stub among those of a subject: its thread and its segment.
+StubKey = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Rewritten:
         thaw_seconds: The seconds after which to look again at the next one, which is being thawed; 0: it can be read.
     """
 
-    after: StubPlace | None
+    after: StubKey | None
     envelopes: int = 0
     thaw_seconds: float = 0.0
 
@@ -75,7 +75,7 @@ class Rewriting:
         self._audit = audit
         self._budget = Budget(ARCHIVE_BYTES_MAX)
 
-    async def next(self, scope: Scope, sealer: Sealer, after: StubPlace) -> Rewritten:
+    async def next(self, scope: Scope, sealer: Sealer, after: StubKey) -> Rewritten:
         """Write the next object again that needs another key version than the active one.
 
         Raises:
@@ -90,16 +90,16 @@ class Rewriting:
                 sql.STUBS_AFTER, after_thread=after[0], after_segment=after[1], limit=_PAGE_STUBS
             )
         for stub in stubs:
-            place = (stub.thread_id, stub.segment)
+            key = (stub.thread_id, stub.segment)
             if stub.client_share or (stub.key_versions, stub.key_version) == (
                 [sealer.active_key_version], sealer.active_key_version,
             ):  # fmt: skip
-                after = place
+                after = key
                 continue
             try:
-                return Rewritten(place, await self._rewrite(scope, sealer, stub))
+                return Rewritten(key, await self._rewrite(scope, sealer, stub))
             except (IntegrityFailure, KeyDestroyed):
-                return Rewritten(place)  # it needs its version on, and the rotation says so
+                return Rewritten(key)  # it needs its version on, and the rotation says so
             except ThreadArchived:
                 readiness = await self._objects.thaw(scope, stub)
                 return Rewritten(after, thaw_seconds=max(readiness.retry_after_seconds, 1.0))
@@ -156,22 +156,22 @@ class Rewriting:
     # --- the exchange ----------------------------------------------------------------------------------------------
 
     async def _exchange(self, scope: Scope, sealer: Sealer, stub: Stub, again: Stub, record: ArchiveRecord) -> None:
-        place = {"thread_id": stub.thread_id, "segment": stub.segment}
+        key = {"thread_id": stub.thread_id, "segment": stub.segment}
         async with self._access.unit_of_work.begin(scope) as transaction:
             locked = await transaction.fetch_one(threads_sql.LOCK, thread_id=stub.thread_id)
-            if locked is None or await transaction.fetch_one(sql.SEGMENT_STUB, **place) != stub:
+            if locked is None or await transaction.fetch_one(sql.SEGMENT_STUB, **key) != stub:
                 raise LostRaceError
             await self._access.check_keys_in(transaction, scope, sealer)
             if not await transaction.fetch_all(sql.HOLD_KEY_VERSIONS, key_versions=again.key_versions):
                 raise LostRaceError  # rotated again
             listed = None if not stub.segment else await open_list(transaction, sealer, stub)
-            stored_at = await transaction.fetch_one(sql.STORED_AT, **place)
-            await transaction.fetch_one(sql.DELETE_STUB, **place)
+            stored_at = await transaction.fetch_one(sql.STORED_AT, **key)
+            await transaction.fetch_one(sql.DELETE_STUB, **key)
             settlement = Settlement(again.blob_id, again.size_bytes, BlobPointer(record.blob_key, record.content_bytes))
             ledger = self._access.offload.ledger
             await ledger.settle(transaction, sealer.without_share, [settlement], stub.thread_id)
             await transaction.run(sql.ADD_STUB, **msgspec.structs.asdict(again))
-            await transaction.run(sql.SET_STORED_AT, **place, stored_at=stored_at)
+            await transaction.run(sql.SET_STORED_AT, **key, stored_at=stored_at)
             if listed is not None:
                 locked = await self._exchange_list(transaction, sealer, locked, (stub, again), listed)
             if locked.tier != "hot":  # its seals are sealed again by nobody else
@@ -180,7 +180,7 @@ class Rewriting:
             await ledger.keep(transaction, stub.thread_id)
             target = audit_target(scope, stub.thread_id)
             await self._audit.append(
-                transaction, scope.tenant_id, GATEWAY_ACTOR, "archive.reseal", target, _told(stub, again)
+                transaction, scope.tenant_id, GATEWAY_ACTOR, "archive.reseal", target, _audit_detail(stub, again)
             )
 
     async def _exchange_list(
@@ -191,8 +191,8 @@ class Rewriting:
         resealed = msgspec.structs.replace(listed, heads=_heads_again(sealer, stub, listed.heads))
         sums = cold_sums(sealer, stub.thread_id, locked)
         cold = sums.with_object(sealer.without_share, stub, again).seal(sealer, stub.thread_id, locked.created_at)
-        place = {"thread_id": stub.thread_id, "segment": stub.segment}
-        await transaction.run(sql.ADD_LISTED, **place, listed=resealed.seal(sealer, again))
+        key = {"thread_id": stub.thread_id, "segment": stub.segment}
+        await transaction.run(sql.ADD_LISTED, **key, listed=resealed.seal(sealer, again))
         await transaction.run(sql.SET_COLD, thread_id=stub.thread_id, cold=cold)
         return msgspec.structs.replace(locked, cold=cold)
 
@@ -236,7 +236,7 @@ def _heads_again(sealer: Sealer, stub: Stub, heads: Sequence[ListedHead]) -> lis
     return again
 
 
-def _told(stub: Stub, again: Stub) -> dict[str, Any]:
+def _audit_detail(stub: Stub, again: Stub) -> dict[str, Any]:
     return {
         "segment": stub.segment,
         "blob_id": str(again.blob_id),

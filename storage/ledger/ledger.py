@@ -412,7 +412,7 @@ class BlobLedger:
     async def _winners(self, transaction: Transaction, duplicates: Sequence[Settlement]) -> dict[UUID, UUID]:
         """For each blob the live one with the same content, locked."""
         content_ids = [each.content_id for each in duplicates if each.content_id is not None]
-        known = await self.known(transaction, content_ids)
+        known = await self.live_blobs(transaction, content_ids)
         if len(content_ids) != len(duplicates) or not all(each in known for each in content_ids):
             raise LostRaceError
         await self._lock_live(transaction, known.values())
@@ -420,7 +420,7 @@ class BlobLedger:
 
     # --- references ------------------------------------------------------------------------------------------------
 
-    async def known(self, transaction: Transaction, content_ids: Sequence[bytes]) -> dict[bytes, UUID]:
+    async def live_blobs(self, transaction: Transaction, content_ids: Sequence[bytes]) -> dict[bytes, UUID]:
         """Live blobs by content id: a hint, to spare an upload; `refer` decides."""
         rows = await transaction.fetch_all(sql.KNOWN, content_ids=list(content_ids))
         return {row.content_id: row.blob_id for row in rows}

@@ -479,9 +479,9 @@ class _Upload:
     async def _put(self, multipart_id: str, number: int, sealed: bytearray) -> tuple[int, str]:
         return number, await self._store.put_part(self._location, multipart_id, number, sealed)
 
-    async def _settle(self, left: int) -> None:
-        """Wait until at most `left` parts are being stored, the oldest first."""
-        while len(self._storing) > left or (self._storing and self._storing[0].done()):
+    async def _settle(self, storing_max: int) -> None:
+        """Wait until at most ``storing_max`` parts are being stored, the oldest first."""
+        while len(self._storing) > storing_max or (self._storing and self._storing[0].done()):
             self._stored.append(await asyncio.shield(self._storing[0]))
             self._storing.popleft()
 

@@ -48,7 +48,7 @@ from storage.format.token import ThreadToken
 from storage.model import ChannelValue, Checkpoint, FullState, Load, Loaded, Precondition, Save, Value
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.schemas.checks import INPUT_SOURCE
-from storage.schemas.registry import Known, StateSchemas
+from storage.schemas.registry import Schema, StateSchemas
 from storage.schemas.versions import WantedVersions
 from storage.scope import Scope, TenantListing, TenantScope
 from storage.statements.threads import migrating as sql
@@ -395,7 +395,7 @@ class Migrating:
             words = _words(await self._schemas.known(scope, schema, at.target_version))
         failure = Failure(
             step=getattr(fault, "step", ""),
-            pointer=_told(pointer.split("/")[1:], words),
+            pointer=_masked_pointer(pointer.split("/")[1:], words),
             # An upcast's own text repeats the pointer as it is.
             detail=fault.why if isinstance(fault, UpcastFailed) else str(fault),
         )
@@ -452,7 +452,7 @@ def _save(shown: Checkpoint, on: Loaded, source: str) -> Save:
 # --- what a plan shows -------------------------------------------------------------------------------------------
 
 
-def _sample(known: Known, scope: Scope, saved: Checkpoint, shown: Checkpoint) -> Sample:
+def _sample(known: Schema, scope: Scope, saved: Checkpoint, shown: Checkpoint) -> Sample:
     before = {name: each.value for name, each in (saved.channels or {}).items()}
     after = {name: each.value for name, each in (shown.channels or {}).items()}
     words = _words(known)
@@ -509,7 +509,7 @@ def _compare(steps: list[str], before: Any, after: Any, changes: list[Change], w
                 _compare([*steps, str(index)], old, new, changes, words)
         return
     tokens = [each.replace("~", "~0").replace("/", "~1") for each in steps]
-    changes.append(Change(pointer=_told(tokens, words), before=_type_of(before), after=_type_of(after)))
+    changes.append(Change(pointer=_masked_pointer(tokens, words), before=_type_of(before), after=_type_of(after)))
 
 
 _TYPES: dict[type, str] = {
@@ -531,7 +531,7 @@ def _type_of(tree: Any) -> str | None:
             return None if tree is _ABSENT else _TYPES.get(type(tree), "other")
 
 
-def _told(tokens: Iterable[str], words: frozenset[str]) -> str:
+def _masked_pointer(tokens: Iterable[str], words: frozenset[str]) -> str:
     """A pointer without what may be data: below the channel, only indexes and names that the tenant registered."""
     return "".join(
         f"/{token if position == 0 or token.isdecimal() or token in words else '*'}"
@@ -539,7 +539,7 @@ def _told(tokens: Iterable[str], words: frozenset[str]) -> str:
     )
 
 
-def _words(known: Known) -> frozenset[str]:
+def _words(known: Schema) -> frozenset[str]:
     """Every name in what was registered: of members in JSON Schemas, and in the pointers of steps."""
     words: set[str] = set()
     level: list[Any] = [msgspec.to_builtins(each.definition) for each in known.versions.values()]

@@ -102,7 +102,7 @@ class Observer(Protocol):
     def job_waits(self, kind: str, waits_for: str) -> None:
         """A job was tried and cannot go on; see `storage.administration.jobs.WaitsFor`."""
 
-    def jobs_open(self, found: Mapping[str, OpenJobs]) -> None:
+    def jobs_open(self, by_kind: Mapping[str, OpenJobs]) -> None:
         """What jobs of each kind have not ended; a kind that is not named has none."""
 
     def workers_busy(self, count: int) -> None:

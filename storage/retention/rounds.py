@@ -518,7 +518,7 @@ class Retaining(Rounds[Round, RetentionCensus]):
             segment_rule_of(seen.policy, seen.row.present),
             actor=GATEWAY_ACTOR,
             storage_class=seen.policy.archive_storage_class,
-            guard=self._still_said(scope, thread_id, seen),
+            guard=self._still_holds(scope, thread_id, seen),
         )
         round_.segmented += moved.segments > 0
         round_.bytes += moved.hot_bytes
@@ -530,7 +530,7 @@ class Retaining(Rounds[Round, RetentionCensus]):
             thread_id,
             segments_before(seen.policy, seen.row.present),
             actor=GATEWAY_ACTOR,
-            guard=self._still_said(scope, thread_id, seen),
+            guard=self._still_holds(scope, thread_id, seen),
         )
         round_.segments_expired += expired.segments > 0
         round_.checkpoints += expired.checkpoints
@@ -559,7 +559,7 @@ class Retaining(Rounds[Round, RetentionCensus]):
 
         return guard
 
-    def _still_said(self, scope: Scope, thread_id: str, seen: Examined) -> Guard:
+    def _still_holds(self, scope: Scope, thread_id: str, seen: Examined) -> Guard:
         """Ask under the thread's lock, before each batch, whether what holds for the thread is still the same."""
 
         async def guard(transaction: Transaction) -> None:
@@ -572,7 +572,7 @@ class Retaining(Rounds[Round, RetentionCensus]):
         now = seen.row.present
         checkpoints = writes = 0
         due, window = seen.plan, seen.policy.pending_writes_seconds
-        guard = self._still_said(scope, thread_id, seen)
+        guard = self._still_holds(scope, thread_id, seen)
         if due is not None and due.reason != "pending_writes":
             removal = await self._acts.pruning.thin(scope, thread_id, rule_of(seen.policy, now), guard=guard)
             checkpoints, writes = removal.checkpoints, removal.pending_writes

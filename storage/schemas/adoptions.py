@@ -100,10 +100,10 @@ def _matches(pattern: str, namespace: str) -> bool:
 class Adopted:
     """What a tenant has adopted. Pure."""
 
-    def __init__(self, found: Iterable[tuple[str | None, str, Adoption | None]] = ()) -> None:
-        """``found``: by agent and pattern; None: a row that no gateway wrote."""
+    def __init__(self, rows: Iterable[tuple[str | None, str, Adoption | None]] = ()) -> None:
+        """``rows``: by agent and pattern; None: a row that no gateway wrote."""
         self._by_agent: dict[str | None, dict[str, Adoption | None]] = {}
-        for agent, namespace, adoption in found:
+        for agent, namespace, adoption in rows:
             self._by_agent.setdefault(agent, {})[namespace] = adoption
 
     def covering(self, agent: str | None, namespace: str) -> Adoption | None:

@@ -57,7 +57,7 @@ def writes_without_ephemeral(writes: Sequence[NewWrite], ephemeral: frozenset[st
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Checkable:
     """What a save brings, as far as one part of a JSON Schema is about it.
 
     Attributes:
@@ -81,7 +81,7 @@ class Given:
         return trees if self.part == "elements" else {name: tree for name, (tree,) in trees.items()}
 
 
-def given_by(content: FullState | Patch, *, complete: bool = True) -> list[Given]:
+def checkables(content: FullState | Patch, *, complete: bool = True) -> list[Checkable]:
     """What a save brings that a JSON Schema is about.
 
     ``complete``: a state with all its channels is all that there is, so that ``required`` holds of it.
@@ -90,14 +90,14 @@ def given_by(content: FullState | Patch, *, complete: bool = True) -> list[Given
         values = {name: each.value for name, each in content.channels.items() if not is_control(name)}
         looked_into = {name: [value] for name, value in values.items() if value is not None and not value.holes}
         is_whole = complete and len(looked_into) == len(values)
-        return [Given("whole" if is_whole else "some", looked_into, content.root)]
+        return [Checkable("whole" if is_whole else "some", looked_into, content.root)]
     looked_into = {name: [each] for name, each in content.set.items() if not is_control(name) and not each.holes}
     appended = {
         name: [Value("msgpack", element) for element in elements]
         for name, elements in content.append.items()
         if not is_control(name)
     }
-    return [Given("some", looked_into, "/changes/set"), Given("elements", appended, "/changes/append")]
+    return [Checkable("some", looked_into, "/changes/set"), Checkable("elements", appended, "/changes/append")]
 
 
 def refuse(misfit: Misfit, number: int, prefix: str) -> InvalidState:

@@ -89,7 +89,7 @@ class SchemaVersion:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class Schema:
     """A schema as it is used: its versions, and what has been learned of them.
 
     ``plain`` has for each program of a JSON Schema its validator, if it may be used in this process, and the
@@ -186,7 +186,7 @@ class StateSchemas:
         self._clock = clock
         self._control = control
         self._workers = workers
-        self._known: dict[tuple[UUID, str], Known] = {}
+        self._known: dict[tuple[UUID, str], Schema] = {}
 
     async def put(
         self, scope: TenantScope, schema: str, number: int, definition: Definition, actor: str = LOCAL_ACTOR
@@ -338,7 +338,7 @@ class StateSchemas:
         found = [(row.schema, row.newest) for row in rows]
         return Page(found, (found[-1][0],) if found and len(found) == limit else None)
 
-    async def known(self, scope: TenantScope | Scope, schema: str, number: int) -> Known:
+    async def known(self, scope: TenantScope | Scope, schema: str, number: int) -> Schema:
         """A schema that has at least this version.
 
         Raises:
@@ -356,7 +356,7 @@ class StateSchemas:
             versions = {each.number: each for each in _sound(registered)}
             if number not in versions and number <= registered[-1].number:
                 raise _damage(next(each for each in registered if each.damaged))
-            found = Known(schema, versions)
+            found = Schema(schema, versions)
             if len(self._known) >= CACHED_SCHEMAS_MAX:
                 self._known.pop(next(iter(self._known)))
             self._known[place] = found
@@ -364,7 +364,7 @@ class StateSchemas:
             raise StateTooNewToSave(schema, number, found.newest)
         return found
 
-    def cached(self, scope: TenantScope | Scope, schema: str, numbers: Sequence[int]) -> Known | None:
+    def cached(self, scope: TenantScope | Scope, schema: str, numbers: Sequence[int]) -> Schema | None:
         """A schema that this process has read already and that has these versions, or None."""
         found = self._known.get((scope.tenant_id, schema))
         return found if found is not None and all(number in found.versions for number in numbers) else None

@@ -116,7 +116,7 @@ class SavePolicies:
                     proof = self._control.proof(save_policy_row(scope.tenant_id, target, rule, now))
                     values = {**asdict(rule), **proof._asdict()}
                     await transaction.run(sql.PUT, agent=target, updated_at=now, **values)
-                detail = {"before": "damaged" if superseded else _said(before), "after": _said(rule)}
+                detail = {"before": "damaged" if superseded else _audit_value(before), "after": _audit_value(rule)}
                 named = f"tenant:{scope.tenant_id}" if agent is None else f"agent:{agent}"
                 await self._audit.append(transaction, scope.tenant_id, actor, "save-policy.set", named, detail)
             return await self._read(transaction, scope.tenant_id)
@@ -153,7 +153,7 @@ def _rule(row: sql.SavePolicyRow) -> SaveRule:
     return SaveRule(row.strict, row.compact_elements, row.compact_bytes)
 
 
-def _said(rule: SaveRule) -> bool | dict[str, bool | int] | None:
+def _audit_value(rule: SaveRule) -> bool | dict[str, bool | int] | None:
     """A rule in the audit log: as it always was, where it says nothing of lists."""
     if rule == SaveRule(rule.strict):
         return rule.strict

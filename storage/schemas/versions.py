@@ -195,7 +195,7 @@ def patched(checkpoint: Checkpoint, patch: Patch) -> FullState:
             raise InvalidState(f"channel {name!r} is not a list", f"/changes/append/{name}")
         data = list_header(len(bounds) - 1 + len(elements)) + before.data[bounds[0] :] + b"".join(elements)
         # Where they stand is the same; the elements' count is not, and so not the bytes before them.
-        said = tuple(replace(each, at=None) for each in before.leaves)
-        said += moved(patch.leaves.get(name, ()), len(bounds) - 1, 0)
-        channels[name] = ChannelValue(None, Value("msgpack", data, leaves=said))
+        client_notes = tuple(replace(each, at=None) for each in before.leaves)
+        client_notes += moved(patch.leaves.get(name, ()), len(bounds) - 1, 0)
+        channels[name] = ChannelValue(None, Value("msgpack", data, leaves=client_notes))
     return FullState(channels)

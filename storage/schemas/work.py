@@ -29,8 +29,8 @@ from migrations.state.tasks import (
 )
 from storage.errors import InvalidState, StateSchemaInvalid, TooCostly
 from storage.model import Value
-from storage.schemas.checks import Given
-from storage.schemas.registry import Known
+from storage.schemas.checks import Checkable
+from storage.schemas.registry import Schema
 from storage.schemas.workers import Workers
 from storage.scope import Scope
 
@@ -48,7 +48,7 @@ class StateWork:
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
 
-    async def misfit(self, scope: Scope, known: Known, number: int, given: Given) -> Misfit | None:
+    async def misfit(self, scope: Scope, known: Schema, number: int, checkable: Checkable) -> Misfit | None:
         """Where a part of a state does not fit the JSON Schema of its version, if it does not.
 
         Raises:
@@ -56,7 +56,7 @@ class StateWork:
             StateSchemaInvalid: the JSON Schema cannot be used any more.
             TooCostly, TenantTooCostly, Unavailable: as `Workers.ask`.
         """
-        program = known.program(number, given.part)
+        program = known.program(number, checkable.part)
         if program is None:
             return None
         plain = known.plain.get(program.digest)
@@ -65,24 +65,24 @@ class StateWork:
             if not isinstance(learned, Learned):
                 _refuse(learned, known, number)
             plainly = learned.plain and program.size_bytes <= PLAIN_SCHEMA_BYTES_MAX
-            validator = JsonSchema(known.json_schema(number), given.part) if plainly else None
+            validator = JsonSchema(known.json_schema(number), checkable.part) if plainly else None
             plain = known.plain[program.digest] = (validator, learned.steps)
         validator, steps = plain
-        size = given.size_bytes
+        size = checkable.size_bytes
         if validator is not None and size <= PLAIN_BYTES_MAX and size * steps <= PLAIN_STEPS_MAX:
-            return validator.misfit(given.shown())
-        shapes, values = _shapes((name, each) for name, several in given.channels.items() for each in several)
-        lists = [len(each) for each in given.channels.values()] if given.part == "elements" else None
+            return validator.misfit(checkable.shown())
+        shapes, values = _shapes((name, each) for name, several in checkable.channels.items() for each in several)
+        lists = [len(each) for each in checkable.channels.values()] if checkable.part == "elements" else None
         request = Check(program.digest, shapes, lists)
         answer, _ = await self._ask(scope, known, number, program, request, values)
         if not isinstance(answer, Checked):
             _refuse(answer, known, number)
         if answer.too_deep:
-            raise InvalidState("the state is nested too deeply for its JSON Schema", given.prefix)
+            raise InvalidState("the state is nested too deeply for its JSON Schema", checkable.prefix)
         return None if answer.rule is None else Misfit(answer.rule, answer.steps)
 
     async def converted(
-        self, scope: Scope, known: Known, saved: int, wanted: int, channels: Mapping[str, Value], *,
+        self, scope: Scope, known: Schema, saved: int, wanted: int, channels: Mapping[str, Value], *,
         partial: bool = False, names: Sequence[str] = (),
     ) -> tuple[dict[str, tuple[Value, str | None]], list[list[str]]]:  # fmt: skip
         """Channels at another version, each with the name of the given one that it is unchanged, or None.
@@ -106,7 +106,9 @@ class StateWork:
             for name, encoding, origin in answer.channels
         }, answer.names
 
-    async def names(self, scope: Scope, known: Known, saved: int, wanted: int, names: Sequence[str]) -> list[list[str]]:
+    async def names(
+        self, scope: Scope, known: Schema, saved: int, wanted: int, names: Sequence[str]
+    ) -> list[list[str]]:
         """Under which names channels are found at another version; none where nothing leads anywhere.
 
         Raises:
@@ -119,7 +121,7 @@ class StateWork:
         return answer.names
 
     async def _ask(
-        self, scope: Scope, known: Known, number: int, program: Program, request: Request, values: Sequence[bytes] = ()
+        self, scope: Scope, known: Schema, number: int, program: Program, request: Request, values: Sequence[bytes] = ()
     ) -> tuple[Answer, list[bytes]]:
         try:
             return await self._workers.ask(scope.tenant_id, program, request, values)
@@ -135,7 +137,7 @@ def _shapes(channels: Iterable[tuple[str, Value]]) -> tuple[list[Shape], list[by
     return shapes, values
 
 
-def _refuse(answer: Answer, known: Known, number: int) -> NoReturn:
+def _refuse(answer: Answer, known: Schema, number: int) -> NoReturn:
     match answer:
         case TooNew():
             raise StateTooNew(answer.schema, answer.saved, answer.wanted, answer.why)

@@ -42,8 +42,8 @@ class _LeftFamilyError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """A thread whose lock is held."""
+class _LockedChild:
+    """A thread whose link changes, and whose lock is held."""
 
     transaction: Transaction
     scope: Scope
@@ -102,11 +102,11 @@ class Links:
                     self._access.row_quotas.require_room(scope)
                 if thread.link != link:
                     await self._check_ancestors(transaction, sealer, thread_id, link)
-                    place = _Place(transaction, scope, sealer, thread_id, row.created_at)
-                    await self._store(place, thread, link)
+                    child = _LockedChild(transaction, scope, sealer, thread_id, row.created_at)
+                    await self._store(child, thread, link)
                 return await shown_in(transaction, sealer, thread_id), created
 
-        return await self._access.writing(scope, with_sealer, share)
+        return await self._access.with_keys(scope, with_sealer, share)
 
     async def unlink(self, scope: Scope, thread_id: str, share: ClientShare | None = None) -> None:
         """Take a thread's link away, if it has one.
@@ -127,9 +127,9 @@ class Links:
                     raise ThreadNotFound
                 thread = open_thread(sealer, thread_id, row.created_at, row.seal)
                 if thread.link is not None:
-                    await self._store(_Place(transaction, scope, sealer, thread_id, row.created_at), thread, None)
+                    await self._store(_LockedChild(transaction, scope, sealer, thread_id, row.created_at), thread, None)
 
-        await self._access.reading(scope, with_sealer, ThreadNotFound(), share)
+        await self._access.with_existing_keys(scope, with_sealer, ThreadNotFound(), share)
 
     async def children(
         self, scope: Scope, thread_id: str, *, limit: int = 100, after: tuple[str, ...] | None = None
@@ -152,7 +152,7 @@ class Links:
             return await page_of(rows, sealer, limit, self._access.found_damage)
 
         try:
-            return await self._access.reading(scope, with_sealer, ThreadNotFound())
+            return await self._access.with_existing_keys(scope, with_sealer, ThreadNotFound())
         except ThreadNotFound:
             return Page([], None)
 
@@ -178,7 +178,7 @@ class Links:
                 await refuse_any_held(transaction, self._access.control, scope, [*found])
             return sealer, found
 
-        sealer, family = await self._access.reading(scope, with_sealer, ThreadNotFound())
+        sealer, family = await self._access.with_existing_keys(scope, with_sealer, ThreadNotFound())
         removed = NOTHING
         for name, parent in reversed(family.items()):
             removed = sum_of_removals(removed, await self._delete_member(scope, sealer, name, parent))
@@ -227,15 +227,15 @@ class Links:
         if len(rows) > ANCESTORS_MAX:
             raise LimitExceeded("ANCESTORS_MAX", ANCESTORS_MAX)
 
-    async def _store(self, place: _Place, thread: ThreadSeal, link: ThreadLink | None) -> None:
+    async def _store(self, child: _LockedChild, thread: ThreadSeal, link: ThreadLink | None) -> None:
         """Change what the thread's seal says of its link, under the thread's lock."""
         if thread.link is not None:
-            await refuse_held(place.transaction, self._access.control, place.scope, place.thread_id)
-        await place.transaction.run(
+            await refuse_held(child.transaction, self._access.control, child.scope, child.thread_id)
+        await child.transaction.run(
             sql.LINK,
-            thread_id=place.thread_id,
+            thread_id=child.thread_id,
             parent_thread_id=None if link is None else link.thread_id,
-            seal=seal_thread(place.sealer, place.thread_id, place.created_at, replace(thread, link=link)),
+            seal=seal_thread(child.sealer, child.thread_id, child.created_at, replace(thread, link=link)),
             now=self._access.clock.now(),
         )
 

@@ -47,7 +47,7 @@ from storage.statements.threads.pruning import GarbageRow
 from storage.statements.threads.threads import HeadRow
 from storage.threads.holds import refuse_held
 from storage.threads.thinning import ByRule, CheckpointRef, Choice, Entry, StaleError, closed
-from storage.tiers.rows import place_of
+from storage.tiers.rows import write_key
 
 # Pieces that one transaction removes while a save may be waiting for it, and the bytes of their envelopes.
 BATCH_CHUNKS = 250
@@ -91,7 +91,7 @@ class WrittenMeanwhile(Exception):
 
 @dataclass(slots=True)
 class KnownNamespace:
-    """What a plan knows of a namespace; `storage.threads.thinning.Known`."""
+    """What a plan knows of a namespace; `storage.threads.thinning.PlannedNamespace`."""
 
     head_id: str
     sequence: int
@@ -114,7 +114,7 @@ class Plan:
         newest_write: When the newest of each checkpoint's was written.
         members: Of all pending writes that it ever knew.
         fresh: Checkpoints that came since the snapshot, until a batch has spared what they need.
-        news: Pieces named by what came since the snapshot.
+        new_pieces: Pieces named by what came since the snapshot.
         followed: Those of them whose own children are known.
         cold: The sums of what is in segments, as the thread's column has them.
         sums: They, opened.
@@ -131,7 +131,7 @@ class Plan:
     cold: bytes | None
     sums: ColdSums
     fresh: list[tuple[str, Entry]] = field(default_factory=list)
-    news: set[bytes] = field(default_factory=set)
+    new_pieces: set[bytes] = field(default_factory=set)
     followed: set[bytes] = field(default_factory=set)
     doomed: dict[str, set[str]] = field(default_factory=dict)
 
@@ -139,7 +139,7 @@ class Plan:
         """What a seal says of these writes."""
         total = NO_WRITES
         for each in writes:
-            total = total.add(write_mac(self.sealer, *place_of(each), each.member))
+            total = total.add(write_mac(self.sealer, *write_key(each), each.member))
         return total
 
 
@@ -312,15 +312,15 @@ class Plans:
                 continue
             head = open_own_head(plan.sealer, locked.thread_id, locked.thread, row)
             if known.live != head.live:
-                for opened in await self._news(locked, name, known, head.live):
+                for opened in await self._new_checkpoints(locked, name, known, head.live):
                     entry = _entry(opened)
                     known.entries[entry.checkpoint_id] = entry
-                    plan.news.update(opened.ids)
+                    plan.new_pieces.update(opened.ids)
                     plan.fresh.append((name, entry))
                 known.live = head.live
             known.head_id, known.sequence = row.head_id, head.sequence
 
-    async def _news(
+    async def _new_checkpoints(
         self, locked: LockedThread, namespace: str, known: KnownNamespace, live: LiveSet
     ) -> list[OpenedCheckpoint]:
         """The checkpoints that the plan does not know; those that it knows in vain are taken out of it."""
@@ -408,7 +408,7 @@ class Plans:
         """Remove those of these chunks that nothing came to name since they were found to be garbage."""
         await self._learn_of_writes(locked)
         await self._follow(locked)
-        named = locked.plan.news
+        named = locked.plan.new_pieces
         return await locked.transaction.run(
             sql.COLLECT, thread_id=locked.thread_id, piece_ids=[each for each in chunks if each not in named]
         )
@@ -416,11 +416,11 @@ class Plans:
     async def _follow(self, locked: LockedThread) -> None:
         """Learn what the index pieces among those that came to be named name themselves."""
         plan = locked.plan
-        while wanted := plan.news - plan.followed:
+        while wanted := plan.new_pieces - plan.followed:
             found = await locked.transaction.fetch_all(sql.CHILDREN, thread_id=locked.thread_id, piece_ids=list(wanted))
             plan.followed |= wanted
             for children in found:
-                plan.news.update(unpack_ids(children))
+                plan.new_pieces.update(unpack_ids(children))
 
     async def _learn_of_writes(self, locked: LockedThread) -> None:
         plan = locked.plan
@@ -429,7 +429,7 @@ class Plans:
         rows = await locked.transaction.fetch_all(sql.NEW_WRITES, thread_id=locked.thread_id, members=plan.members)
         for row in rows:
             plan.members.append(row.member)
-            plan.news.update(unpack_ids(row.piece_ids))
+            plan.new_pieces.update(unpack_ids(row.piece_ids))
         locked.knows_writes = True
 
     async def drop_references(self, target: Target, plan: Plan) -> None:

@@ -169,7 +169,7 @@ class Pruning:
             return found.removal()
 
         try:
-            return await self._access.reading(scope, attempt, ThreadNotFound(), share)
+            return await self._access.with_existing_keys(scope, attempt, ThreadNotFound(), share)
         except ThreadNotFound:
             return NOTHING
 
@@ -205,7 +205,7 @@ class Pruning:
         self, request: _Request, attempt: Callable[[Sealer], Awaitable[None]], share: ClientShare | None
     ) -> Removal:
         with suppress(ThreadNotFound, Gone):
-            await self._access.reading(request.scope, attempt, ThreadNotFound(), share)
+            await self._access.with_existing_keys(request.scope, attempt, ThreadNotFound(), share)
         return request.removed.removal()
 
     async def _prune(self, request: _Request, sealer: Sealer, choice: Choice) -> None:

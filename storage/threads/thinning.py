@@ -53,7 +53,7 @@ class Entry:
 Entries = Mapping[str, Entry]
 
 
-class Known(Protocol):
+class PlannedNamespace(Protocol):
     """A namespace as a plan knows it."""
 
     @property
@@ -167,7 +167,7 @@ class _Newest:
         return self.checkpoint_id > other.checkpoint_id
 
 
-def finished_calls(thread: Mapping[str, Known]) -> set[str]:
+def finished_calls(thread: Mapping[str, PlannedNamespace]) -> set[str]:
     """Namespaces of calls of sub-agents that ended: one of those around it has gone on since, or is not there any more.
 
     A call has a namespace of its own, named by the id of its task after a colon (``node:task``). A sub-agent that
@@ -236,7 +236,7 @@ class ThinningRule:
             self.keep_first or self.keep_last or self.keep_statuses
         )
 
-    def doomed(self, thread: Mapping[str, Known], written: Collection[CheckpointRef]) -> dict[str, set[str]]:
+    def doomed(self, thread: Mapping[str, PlannedNamespace], written: Collection[CheckpointRef]) -> dict[str, set[str]]:
         """The checkpoints that go, by namespace. ``written``: those with a write that ``writes_since`` keeps."""
         firm: dict[str, set[str]] = {}
         kept: dict[str, set[str]] = {}
@@ -269,7 +269,7 @@ class ThinningRule:
             self.made_since is not None and entry.created_at >= self.made_since
         ) or not self.keep_statuses.isdisjoint((entry.status, entry.outcome))
 
-    def _firm(self, namespace: str, known: Known, written: Collection[CheckpointRef]) -> set[str]:
+    def _firm(self, namespace: str, known: PlannedNamespace, written: Collection[CheckpointRef]) -> set[str]:
         entries = known.entries
         ordered = sorted(entries)
         firm = {known.head_id} | unanswered(entries)
@@ -282,7 +282,7 @@ class ThinningRule:
 
 
 def _down_to(
-    checkpoints_max: int, thread: Mapping[str, Known], firm: dict[str, set[str]], kept: dict[str, set[str]]
+    checkpoints_max: int, thread: Mapping[str, PlannedNamespace], firm: dict[str, set[str]], kept: dict[str, set[str]]
 ) -> dict[str, set[str]]:
     """As many of the newest among ``kept`` as fit beside what is ``firm``."""
     if sum(map(len, kept.values())) <= checkpoints_max * HYSTERESIS:
@@ -314,11 +314,11 @@ class Choice(Protocol):
         """Whether all of it has to go, a head, too, and what is written to meanwhile. Else that stays."""
         ...
 
-    def doomed(self, thread: Mapping[str, Known], written: Collection[CheckpointRef]) -> dict[str, set[str]]:
+    def doomed(self, thread: Mapping[str, PlannedNamespace], written: Collection[CheckpointRef]) -> dict[str, set[str]]:
         """The checkpoints that go, by namespace."""
         ...
 
-    def ended(self, thread: Mapping[str, Known]) -> set[str]:
+    def ended(self, thread: Mapping[str, PlannedNamespace]) -> set[str]:
         """Namespaces that go with their heads, asked again under the lock."""
         ...
 
@@ -345,7 +345,7 @@ class AllButLatest:
 
     takes_all = False
 
-    def doomed(self, thread: Mapping[str, Known], written: Collection[CheckpointRef]) -> dict[str, set[str]]:
+    def doomed(self, thread: Mapping[str, PlannedNamespace], written: Collection[CheckpointRef]) -> dict[str, set[str]]:
         """As `Choice.doomed`."""
         del written
         doomed = {}
@@ -358,7 +358,7 @@ class AllButLatest:
                 doomed[namespace] = some
         return doomed
 
-    def ended(self, thread: Mapping[str, Known]) -> set[str]:
+    def ended(self, thread: Mapping[str, PlannedNamespace]) -> set[str]:
         """As `Choice.ended`."""
         return finished_calls(thread)
 
@@ -374,7 +374,7 @@ class OfRuns:
     run_ids: frozenset[str]
     takes_all = True
 
-    def doomed(self, thread: Mapping[str, Known], written: Collection[CheckpointRef]) -> dict[str, set[str]]:
+    def doomed(self, thread: Mapping[str, PlannedNamespace], written: Collection[CheckpointRef]) -> dict[str, set[str]]:
         """As `Choice.doomed`.
 
         Raises:
@@ -392,7 +392,7 @@ class OfRuns:
                 doomed[namespace] = some
         return doomed
 
-    def ended(self, thread: Mapping[str, Known]) -> set[str]:
+    def ended(self, thread: Mapping[str, PlannedNamespace]) -> set[str]:
         """As `Choice.ended`: whichever have nothing left."""
         return set(thread)
 
@@ -412,11 +412,11 @@ class ByRule:
     rule: ThinningRule
     takes_all = False
 
-    def doomed(self, thread: Mapping[str, Known], written: Collection[CheckpointRef]) -> dict[str, set[str]]:
+    def doomed(self, thread: Mapping[str, PlannedNamespace], written: Collection[CheckpointRef]) -> dict[str, set[str]]:
         """As `Choice.doomed`."""
         return self.rule.doomed(thread, written)
 
-    def ended(self, thread: Mapping[str, Known]) -> set[str]:
+    def ended(self, thread: Mapping[str, PlannedNamespace]) -> set[str]:
         """As `Choice.ended`: none."""
         del thread
         return set()
@@ -432,18 +432,18 @@ class Leaving(ByRule):
 
     whole: frozenset[str] = frozenset()
 
-    def doomed(self, thread: Mapping[str, Known], written: Collection[CheckpointRef]) -> dict[str, set[str]]:
+    def doomed(self, thread: Mapping[str, PlannedNamespace], written: Collection[CheckpointRef]) -> dict[str, set[str]]:
         """As `Choice.doomed`."""
         doomed = self.rule.doomed(thread, written)
         return doomed | {name: set(thread[name].entries) for name in self.whole}
 
-    def ended(self, thread: Mapping[str, Known]) -> set[str]:
+    def ended(self, thread: Mapping[str, PlannedNamespace]) -> set[str]:
         """As `Choice.ended`: those that leave whole."""
         return {*self.whole.intersection(thread)}
 
 
 def may_leave_whole(
-    thread: Mapping[str, Known], rule: ThinningRule, written: Collection[CheckpointRef]
+    thread: Mapping[str, PlannedNamespace], rule: ThinningRule, written: Collection[CheckpointRef]
 ) -> frozenset[str]:
     """Namespaces of which a rule keeps nothing, so that their heads need not stay.
 
@@ -467,7 +467,7 @@ def may_leave_whole(
     )
 
 
-def writes_that_may_go(thread: Mapping[str, Known], refs: Iterable[CheckpointRef]) -> set[CheckpointRef]:
+def writes_that_may_go(thread: Mapping[str, PlannedNamespace], refs: Iterable[CheckpointRef]) -> set[CheckpointRef]:
     """Those of these checkpoints whose pending writes nothing needs.
 
     Not a head's; not those of a checkpoint that a delta channel is rebuilt from, because they are its state; not those

@@ -54,7 +54,7 @@ from storage.threads.listed import open_listed, page_of, shown, shown_in
 from storage.threads.plans import Guard
 from storage.threads.pruning import NOTHING, Pruning, sum_of_removals
 from storage.tiers.hot import HotRows
-from storage.tiers.rows import BEFORE_WRITES, place_of
+from storage.tiers.rows import BEFORE_WRITES, write_key
 from storage.tiers.snapshots import Snapshot
 
 # Rows that are opened at a time while a whole thread is walked.
@@ -102,7 +102,7 @@ class Threads:
             return await page_of(rows, sealer, limit, self._access.found_damage)
 
         try:
-            return await self._access.reading(scope, with_sealer, ThreadNotFound())
+            return await self._access.with_existing_keys(scope, with_sealer, ThreadNotFound())
         except ThreadNotFound:
             return Page([], None)
 
@@ -119,7 +119,7 @@ class Threads:
                 await self._access.check_keys_in(transaction, scope, sealer)
                 return await _compared(Snapshot.hot(transaction, thread_id), sealer)
 
-        return await self._access.reading(scope, with_sealer, ThreadNotFound())
+        return await self._access.with_existing_keys(scope, with_sealer, ThreadNotFound())
 
     async def put(
         self,
@@ -163,7 +163,7 @@ class Threads:
                     await transaction.run(sql.SET_AGENT, thread_id=thread_id, agent=agent)
                 return await shown_in(transaction, sealer, thread_id), created
 
-        return await self._access.writing(scope, with_sealer, share)
+        return await self._access.with_keys(scope, with_sealer, share)
 
     async def delete(self, scope: Scope, thread_id: str, *, guard: Guard | None = None) -> Removal:
         """Remove a thread with everything in it; a client-held share is not needed for that.
@@ -269,7 +269,7 @@ class Threads:
                 await settle(transaction, sealer, idempotency, copied)
                 return copied
 
-        return await self._access.reading(scope, attempt, ThreadNotFound(), share)
+        return await self._access.with_existing_keys(scope, attempt, ThreadNotFound(), share)
 
     async def _copied(self, copy: "_Copy") -> Copied:
         self._access.row_quotas.require_room(copy.scope)
@@ -467,7 +467,7 @@ class _Copy(msgspec.Struct, frozen=True):
                 values = {"value": sealed.envelope, "member": sealed.member}
                 version = self.sealer.active_key_version
                 batch.append({**msgspec.structs.asdict(columns), **values, "key_version": version})
-                after = place_of(row)
+                after = write_key(row)
             await self.transaction.run_many(sql.ADD_WRITE, batch)
             if len(page) < _STRETCH_ROWS:
                 return found, copied

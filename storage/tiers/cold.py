@@ -19,11 +19,11 @@ from storage.format.cold.archive import StoredRow, ThreadRows, row_of
 from storage.format.record import CheckpointRow, MemberRow, PieceRow, WriteRow
 from storage.model import HistoryQuery
 from storage.statements.threads.tags import COUNTED_MAX, TagUse
-from storage.tiers.rows import Reference, Search, WritePlace, place_of, task_order
+from storage.tiers.rows import Reference, Search, WriteKey, task_order, write_key
 
 R = TypeVar("R", CheckpointRow, WriteRow, PieceRow)
 # A checkpoint of a thread as history orders it: its id and its namespace.
-_Place = tuple[str, str]
+_CheckpointKey = tuple[str, str]
 
 
 class ColdRows:
@@ -35,14 +35,14 @@ class ColdRows:
 
     def __init__(self, thread_id: str, rows: ThreadRows) -> None:
         self._thread_id = thread_id
-        self._checkpoints = _indexed(_structs(thread_id, rows.checkpoints, CheckpointRow), _place)
+        self._checkpoints = _indexed(_structs(thread_id, rows.checkpoints, CheckpointRow), _checkpoint_key)
         self._searchable = {
             (row["checkpoint_id"], row["namespace"]): frozenset(row["searchable"] or ()) for row in rows.checkpoints
         }
         self._order = sorted(self._checkpoints)  # of one thread, this is the order of history, ascending
-        self._writes = _indexed(_structs(thread_id, rows.writes, WriteRow), place_of)
+        self._writes = _indexed(_structs(thread_id, rows.writes, WriteRow), write_key)
         self._pieces = _indexed(_structs(thread_id, rows.chunks, PieceRow), lambda row: row.piece_id)
-        self._tags: dict[_Place, set[bytes]] = {}
+        self._tags: dict[_CheckpointKey, set[bytes]] = {}
         for row in _own(thread_id, rows.tags):
             tags = self._tags.setdefault((row["checkpoint_id"], row["namespace"]), set())
             if row["tag"] in tags:
@@ -53,7 +53,7 @@ class ColdRows:
             self._ids.setdefault(namespace, []).append(checkpoint_id)
 
     @cached_property
-    def _write_order(self) -> list[WritePlace]:
+    def _write_order(self) -> list[WriteKey]:
         return sorted(self._writes)
 
     @cached_property
@@ -61,8 +61,8 @@ class ColdRows:
         return sorted(self._pieces)
 
     @cached_property
-    def _writes_of(self) -> dict[_Place, list[WriteRow]]:
-        found: dict[_Place, list[WriteRow]] = {}
+    def _writes_of(self) -> dict[_CheckpointKey, list[WriteRow]]:
+        found: dict[_CheckpointKey, list[WriteRow]] = {}
         for row in self._writes.values():
             found.setdefault((row.checkpoint_id, row.namespace), []).append(row)
         for some in found.values():
@@ -89,12 +89,12 @@ class ColdRows:
         self, query: HistoryQuery, search: Search, after: Sequence[str] | None, limit: int
     ) -> list[CheckpointRow]:
         """As `storage.tiers.rows.Listing.history`."""
-        found = (row for row in self._listed(query, after) if self._is_possible(_place(row), search))
+        found = (row for row in self._listed(query, after) if self._is_possible(_checkpoint_key(row), search))
         return list(islice(found, limit))
 
-    def _is_possible(self, place: _Place, search: Search) -> bool:
+    def _is_possible(self, key: _CheckpointKey, search: Search) -> bool:
         """Whether a checkpoint is looked at, and no key that it is tagged by lacks the tag that is looked for."""
-        tagged_by, own = self._searchable[place], self._tags.get(place, ())
+        tagged_by, own = self._searchable[key], self._tags.get(key, ())
         untagged = search.untagged_threads
         if untagged is not None and search.names[0] not in tagged_by and self._thread_id not in untagged:
             return False
@@ -126,7 +126,7 @@ class ColdRows:
         if self._thread_id == thread_id:
             return bisect_left(self._order, (checkpoint_id, namespace))
         if self._thread_id < thread_id:
-            return bisect_right(self._order, checkpoint_id, key=lambda place: place[0])
+            return bisect_right(self._order, checkpoint_id, key=lambda each: each[0])
         return bisect_left(self._order, (checkpoint_id, ""))
 
     async def stored(self, references: Collection[Reference]) -> set[Reference]:
@@ -197,7 +197,7 @@ class ColdRows:
             if task_id is None or row.task_id == task_id
         ]
 
-    async def writes_after(self, after: WritePlace, limit: int) -> list[WriteRow]:
+    async def writes_after(self, after: WriteKey, limit: int) -> list[WriteRow]:
         """As `storage.tiers.rows.Rows.writes_after`."""
         start = bisect_right(self._write_order, after)
         return [self._writes[each] for each in self._write_order[start : start + limit]]
@@ -215,7 +215,7 @@ class ColdRows:
         return NO_WRITES
 
 
-def _place(row: CheckpointRow) -> _Place:
+def _checkpoint_key(row: CheckpointRow) -> _CheckpointKey:
     return row.checkpoint_id, row.namespace
 
 
@@ -230,9 +230,9 @@ def _structs(thread_id: str, rows: Iterable[StoredRow], kind: type[R]) -> Iterat
     return (row_of(kind, row) for row in _own(thread_id, rows))
 
 
-def _indexed(rows: Iterable[R], place: Callable[[R], Any]) -> dict[Any, R]:
+def _indexed(rows: Iterable[R], key: Callable[[R], Any]) -> dict[Any, R]:
     found: dict[Any, R] = {}
     for row in rows:
-        if found.setdefault(place(row), row) is not row:
+        if found.setdefault(key(row), row) is not row:
             raise IntegrityFailure("an archive holds a row twice")
     return found

@@ -12,7 +12,7 @@ from storage.statements.threads import pieces as pieces_sql
 from storage.statements.threads import tags as tags_sql
 from storage.statements.threads import threads as threads_sql
 from storage.statements.threads.tags import TagUse
-from storage.tiers.rows import Reference, Search, WritePlace
+from storage.tiers.rows import Reference, Search, WriteKey
 
 
 class HotListing:
@@ -137,7 +137,7 @@ class HotRows(HotListing):
             task_id=task_id,
         )
 
-    async def writes_after(self, after: WritePlace, limit: int) -> list[WriteRow]:
+    async def writes_after(self, after: WriteKey, limit: int) -> list[WriteRow]:
         """As `storage.tiers.rows.Rows.writes_after`."""
         namespace, checkpoint_id, task_id, idx = after
         return await self._transaction.fetch_all(

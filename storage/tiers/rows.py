@@ -21,10 +21,10 @@ from storage.statements.threads.tags import TagUse
 
 # A checkpoint of a subject: its thread, namespace and id.
 Reference = tuple[str, str, str]
-# Where a write stands in a thread: namespace, checkpoint, task and position.
-WritePlace = tuple[str, str, str, int]
+# A write of a thread: its namespace, checkpoint, task and position.
+WriteKey = tuple[str, str, str, int]
 # Before the first write of a thread.
-BEFORE_WRITES: WritePlace = ("", "", "", -(2**31))
+BEFORE_WRITES: WriteKey = ("", "", "", -(2**31))
 
 
 class PageEnds(Exception):
@@ -93,7 +93,7 @@ class Rows(Listing, Protocol):
         """The pending writes of checkpoints, or of one task of theirs, by checkpoint, task path, task and position."""
 
     async def members(self) -> list[MemberRow]:
-        """The places and members of all of the thread's pending writes but those in segments, in no order."""
+        """The keys and members of all of the thread's pending writes but those in segments, in no order."""
 
     @property
     def cold_writes(self) -> LiveSet:
@@ -115,8 +115,8 @@ class WholeRows(Rows, Protocol):
     async def pieces_after(self, after: bytes, limit: int) -> list[PieceRow]:
         """The pieces with greater ids, in the order of their ids."""
 
-    async def writes_after(self, after: WritePlace, limit: int) -> list[WriteRow]:
-        """The thread's pending writes behind a place, in the order of their places."""
+    async def writes_after(self, after: WriteKey, limit: int) -> list[WriteRow]:
+        """The thread's pending writes behind a key, in the order of their keys."""
 
 
 def history_order(row: CheckpointRow) -> Reference:
@@ -129,6 +129,6 @@ def task_order(row: WriteRow) -> tuple[str, str, str, int]:
     return row.checkpoint_id, row.task_path, row.task_id, row.idx
 
 
-def place_of(row: WriteRow | MemberRow) -> WritePlace:
-    """Where a write stands."""
+def write_key(row: WriteRow | MemberRow) -> WriteKey:
+    """What tells a write from the others of its thread."""
     return row.namespace, row.checkpoint_id, row.task_id, row.idx

@@ -67,7 +67,8 @@ class Snapshot(msgspec.Struct, frozen=True):
         """Go on if the rows of the thread, which is in this tier, are in sight; ``cold``: it has segments.
 
         Raises:
-            ThreadElsewhere: Some are in its archive: read them there (`storage.access.access.Access.reading_thread`).
+            ThreadElsewhere: Some are in its archive: read them by
+                `storage.access.access.Access.with_thread_snapshots`.
         """
         if (tier != "hot" and not self.is_archived) or (cold is not None and self.sums is None):
             raise ThreadElsewhere

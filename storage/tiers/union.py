@@ -13,7 +13,7 @@ from storage.format.chain import NO_WRITES, LiveSet
 from storage.format.record import CheckpointRow, MemberRow, PieceRow, WriteRow
 from storage.model import HistoryQuery
 from storage.statements.threads.tags import COUNTED_MAX, TagUse
-from storage.tiers.rows import Reference, Search, WholeRows, WritePlace, history_order, place_of, task_order
+from storage.tiers.rows import Reference, Search, WholeRows, WriteKey, history_order, task_order, write_key
 
 T = TypeVar("T")
 
@@ -123,10 +123,10 @@ class UnionRows:
         parts = [await source.writes_of(namespace, checkpoint_ids, task_id) for source in self._sources]
         return _merged(parts, task_order)
 
-    async def writes_after(self, after: WritePlace, limit: int) -> list[WriteRow]:
+    async def writes_after(self, after: WriteKey, limit: int) -> list[WriteRow]:
         """As `storage.tiers.rows.Rows.writes_after`."""
         parts = [await source.writes_after(after, limit) for source in self._sources]
-        return _merged(parts, place_of, limit)
+        return _merged(parts, write_key, limit)
 
     async def members(self) -> list[MemberRow]:
         """As `storage.tiers.rows.Rows.members`."""

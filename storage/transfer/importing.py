@@ -547,7 +547,7 @@ class Importing:
             return
         staged.large.add(piece.piece_id, piece.children, piece.kind, piece.size)
         async with self._unit_of_work.snapshot(staged.scope) as transaction:
-            known = await self._ledger.known(transaction, [piece.piece_id])
+            known = await self._ledger.live_blobs(transaction, [piece.piece_id])
         if known:
             staged.known.update(known)
             return
@@ -630,7 +630,7 @@ class Importing:
                 await settle(self._access, self._artifacts, self._audit, transaction, sealer, staged, actor)
 
         try:
-            await self._access.writing(staged.scope, attempt, staged.share)
+            await self._access.with_keys(staged.scope, attempt, staged.share)
         except CommitUnknown:
             staged.close()
             raise  # perhaps it is there: whoever runs the import again finds out

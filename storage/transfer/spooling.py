@@ -42,7 +42,7 @@ from storage.statements.threads.threads import HeadRow
 from storage.threads.holds import proved_thread_policy
 from storage.tiers.hot import HotRows
 from storage.tiers.objects import ArchiveObjects
-from storage.tiers.rows import BEFORE_WRITES, place_of
+from storage.tiers.rows import BEFORE_WRITES, write_key
 from storage.tiers.segments import Lists, cold_heads, open_segments
 from storage.transfer.spool import Spool
 
@@ -121,8 +121,8 @@ class SpooledThread:
     policy: bytes | None
     heads: list[tuple[str, str, HeadSeal]]
     artifacts: Spool = field(default_factory=Spool)
-    writes: _Sorted[WriteRow] = field(default_factory=lambda: _Sorted(WriteRow, place_of))
-    checkpoints: _Sorted[CheckpointRow] = field(default_factory=lambda: _Sorted(CheckpointRow, _place))
+    writes: _Sorted[WriteRow] = field(default_factory=lambda: _Sorted(WriteRow, write_key))
+    checkpoints: _Sorted[CheckpointRow] = field(default_factory=lambda: _Sorted(CheckpointRow, _checkpoint_key))
     chunks: Spool = field(default_factory=Spool)
     places: dict[bytes, int] = field(default_factory=dict)
 
@@ -172,7 +172,7 @@ class Spooling:
                 raise
             return spooled
 
-        return await self._access.reading_cold(scope, attempt, ThreadNotFound(), share)
+        return await self._access.without_restore(scope, attempt, ThreadNotFound(), share)
 
     async def _described(
         self, transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str
@@ -220,7 +220,7 @@ class Spooling:
             writes = await rows.writes_after(after, _ROWS)
             for write in writes:
                 spooled.writes.add(write)
-                after = place_of(write)
+                after = write_key(write)
             if len(writes) < _ROWS:
                 break
         for namespace in namespaces:
@@ -314,5 +314,5 @@ def _namespace(head: HeadRow) -> str:
     return head.namespace
 
 
-def _place(row: CheckpointRow) -> tuple[str, str]:
+def _checkpoint_key(row: CheckpointRow) -> tuple[str, str]:
     return row.namespace, row.checkpoint_id

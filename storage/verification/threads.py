@@ -26,7 +26,7 @@ from storage.access.completeness import (
     open_own_head,
     walk,
 )
-from storage.access.head_anchors import AnchoredHead, AnchoredHeads, place_tag
+from storage.access.head_anchors import AnchoredHead, AnchoredHeads, namespace_tag
 from storage.archive.check import ArchiveCheck, ArchiveContents
 from storage.collection.accepted_losses import AcceptedLosses
 from storage.collection.blobs import BlobDamage, damage_of_subject, damage_of_thread
@@ -49,7 +49,7 @@ from storage.statements.threads.completeness import HeadOfThreadRow
 from storage.statements.threads.threads import HeadRow
 from storage.tiers.hot import HotRows
 from storage.tiers.objects import ArchiveObjects
-from storage.tiers.rows import BEFORE_WRITES, place_of
+from storage.tiers.rows import BEFORE_WRITES, write_key
 from storage.tiers.segments import open_directory, open_list, open_segments
 
 # After so long a stretch of a subject's threads ends with the thread it is at: somebody watches the progress.
@@ -127,7 +127,7 @@ class Verification:
             return report
 
         await self._access.check_stored_keys(scope)
-        return self._counted(await self._access.reading(scope, with_sealer, ThreadNotFound()))
+        return self._counted(await self._access.with_existing_keys(scope, with_sealer, ThreadNotFound()))
 
     async def subject(self, scope: Scope, after: str = "", known: AnchoredHeads | None = None) -> Report:
         """Verify a stretch of a subject's threads, by id.
@@ -157,7 +157,7 @@ class Verification:
 
         await self._access.check_stored_keys(scope)
         try:
-            return self._counted(await self._access.reading(scope, with_sealer, ThreadNotFound()))
+            return self._counted(await self._access.with_existing_keys(scope, with_sealer, ThreadNotFound()))
         except ThreadNotFound:
             return Report()
 
@@ -170,7 +170,7 @@ class Verification:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
                 return await _compare_anchored(transaction, sealer, anchored, report)
 
-        return await self._access.reading(scope, with_sealer, ThreadNotFound())
+        return await self._access.with_existing_keys(scope, with_sealer, ThreadNotFound())
 
     async def subjects(self, scope: TenantScope, limit: int, after: tuple[str, ...] | None) -> Page[str]:
         """The tenant's subjects that have keys, by id: whose data there is to verify."""
@@ -545,7 +545,7 @@ class _Verifier:
             rows = await self._rows.writes_after(after, STRETCH_ROWS)
             for row in rows:
                 seen += 1
-                after = place_of(row)
+                after = write_key(row)
                 opened: OpenedWrite | None = None
                 with self._reporting("pending-write", row.namespace, row.checkpoint_id):
                     opened = open_write(self._sealer, row)
@@ -622,7 +622,7 @@ async def _compare_anchored(
     """
     comparison = _Comparison(sealer, anchored, report)
     after = ("", "")
-    while comparison.left:
+    while comparison.unmatched:
         rows = await transaction.fetch_all(
             sql.HEADS_AFTER,
             thread_id=thread_id,
@@ -635,7 +635,7 @@ async def _compare_anchored(
             comparison.take(row)
         if len(rows) < _HEADS_PAGE:
             break
-    if comparison.left:
+    if comparison.unmatched:
         await _compare_cold(transaction, sealer, comparison, thread_id)
     lost = comparison.lost
     for known in comparison.unexplained():
@@ -682,7 +682,7 @@ class _Comparison:
         self._sealer = sealer
         self._report = report
         self.lost: list[AnchoredHead] = []
-        self.left = {(each.place, each.incarnation): each for each in anchored}
+        self.unmatched = {(each.namespace, each.incarnation): each for each in anchored}
         self._threads: dict[tuple[bytes, bytes], tuple[str, int]] = {}
         self._passed_over: set[bytes] = set()
 
@@ -706,14 +706,14 @@ class _Comparison:
         self._threads[tag, life] = (thread_id, thread.floor)
         if head is None or namespace is None:
             return
-        known = self.left.pop((place_tag(self._sealer, thread_id, namespace), life), None)
+        known = self.unmatched.pop((namespace_tag(self._sealer, thread_id, namespace), life), None)
         if known is not None and head.sequence < known.sequence:
             detail = f"at change {head.sequence}, but {known.sequence} is anchored"
             self._find(known, detail, thread_id, namespace)
 
     def unexplained(self) -> Iterator[AnchoredHead]:
         """Anchored heads whose thread, or that life of it, is not there."""
-        for known in self.left.values():
+        for known in self.unmatched.values():
             found = self._threads.get((known.thread, known.incarnation))
             if found is None:
                 if known.thread not in self._passed_over:

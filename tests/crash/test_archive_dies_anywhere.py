@@ -166,7 +166,7 @@ class World:
                 await self.living.pruning.thin(self.scope, "t1", UNWANTED)
 
     async def _sweep_on(self) -> None:
-        sweep = Sweep(self.living.unit_of_work, self.living.places, 1, grace_seconds=0)
+        sweep = Sweep(self.living.unit_of_work, self.living.buckets, 1, grace_seconds=0)
         while True:
             await sweep.tenant(self.scope.tenant_id, now=True)
             await asyncio.sleep(0.01)
@@ -203,7 +203,7 @@ class World:
                 "UPDATE stateroom.blob_intents SET expires_at = now() - interval '1 second' WHERE tenant_id = $1",
                 self.scope.tenant_id,
             )
-            sweep = Sweep(self.living.unit_of_work, self.living.places, 0, grace_seconds=0)
+            sweep = Sweep(self.living.unit_of_work, self.living.buckets, 0, grace_seconds=0)
             await sweep.tenant(self.scope.tenant_id, now=True)
         report = await fsck(self.living, self.scope)
         assert (report.faults, report.young) == ({}, 0), report.findings
@@ -252,7 +252,7 @@ async def rewriting(world: World) -> None:
         async def work(sealer: Sealer) -> Rewritten:
             return await store.rewriting.next(world.scope, sealer, place)  # noqa: B023  it is awaited at once
 
-        after = (await store.rewriting._access.reading_cold(world.scope, work, NotFound())).after
+        after = (await store.rewriting._access.without_restore(world.scope, work, NotFound())).after
 
 
 async def rewriting_an_archive(world: World) -> None:

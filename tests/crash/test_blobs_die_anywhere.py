@@ -56,7 +56,7 @@ class World:
         self._one_at_a_time = asyncio.Lock()
 
     def sweeper(self, store: Store, days: float = 0) -> Sweep:
-        return Sweep(store.unit_of_work, store.places, days, grace_seconds=0, stray_seconds=-60)
+        return Sweep(store.unit_of_work, store.buckets, days, grace_seconds=0, stray_seconds=-60)
 
     async def expire(self, state: str) -> None:
         """Let uploads under way expire, or tombstones end."""

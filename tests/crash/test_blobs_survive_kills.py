@@ -19,8 +19,8 @@ import httpx
 import pytest
 
 from crypto.blob import PART_BYTES
+from storage.blobs.buckets import Buckets
 from storage.blobs.keyspace import tenant_prefix
-from storage.blobs.places import Places
 from storage.blobs.s3 import S3BlobStore
 from storage.blobs.s3_location import S3Location
 from storage.blobs.store import BlobStore, ObjectInfo
@@ -76,7 +76,7 @@ class Bench:
 
     async def sweep(self) -> None:
         """Sweep until nothing is left to be done, with a clock that has passed every grace."""
-        sweeper = Sweep(self.unit_of_work, Places(self.bucket), 0, grace_seconds=0, stray_seconds=-60)
+        sweeper = Sweep(self.unit_of_work, Buckets(self.bucket), 0, grace_seconds=0, stray_seconds=-60)
         for _ in range(3):
             await self.expire(1.0)
             await self.expire(1.0, "swept")
@@ -95,7 +95,7 @@ class Bench:
     async def check(self) -> int:
         """Everything agrees and nothing waits; returns how many objects there are."""
         fsck = Fsck(
-            self.unit_of_work, BlobLedger(self.unit_of_work), Places(self.bucket), SystemClock(), grace_seconds=-60
+            self.unit_of_work, BlobLedger(self.unit_of_work), Buckets(self.bucket), SystemClock(), grace_seconds=-60
         )  # fmt: skip
         report = await fsck.run(self.tenant_id)
         assert (report.faults, report.young) == ({}, 0), report.findings

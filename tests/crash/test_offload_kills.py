@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import msgpack
 
+from storage.blobs.buckets import Buckets
 from storage.blobs.keyspace import tenant_prefix
-from storage.blobs.places import Places
 from storage.blobs.s3 import S3BlobStore
 from storage.blobs.s3_location import S3Location
 from storage.clock import SystemClock
@@ -26,7 +26,7 @@ POINTS_MIN = 25  # statements, commits and object store calls of one save and on
 
 async def sweep_on(store, blobs, tenant_id, ended):
     """A sweeper without any patience, until the others have ended."""
-    sweep = Sweep(store.unit_of_work, Places(blobs), 0, grace_seconds=0, tombstone_seconds=1)
+    sweep = Sweep(store.unit_of_work, Buckets(blobs), 0, grace_seconds=0, tombstone_seconds=1)
     while not ended.is_set():
         await sweep.tenant(tenant_id, now=True)
         await asyncio.sleep(0.05)
@@ -80,11 +80,11 @@ async def test_a_kill_at_any_await_of_a_save_leaves_the_object_store_and_the_dat
             assert msgpack.unpackb(item.channels["c1"].value.data) == [{"image": "shared" + "B" * 100_000}]
             for write in item.writes:
                 assert msgpack.unpackb(write.value.data) == f"w{point}" + "C" * 100_000
-        fsck = Fsck(store.unit_of_work, store.ledger, Places(blobs), SystemClock(), grace_seconds=0)
+        fsck = Fsck(store.unit_of_work, store.ledger, Buckets(blobs), SystemClock(), grace_seconds=0)
         found = await fsck.run(scope.tenant_id)
         assert found.findings == []
         # And once every upload has expired and its tombstone has ended, there is exactly what is live.
-        sweep = Sweep(store.unit_of_work, Places(blobs), 0, grace_seconds=0, tombstone_seconds=0)
+        sweep = Sweep(store.unit_of_work, Buckets(blobs), 0, grace_seconds=0, tombstone_seconds=0)
         left = "SELECT count(*) FROM stateroom.blob_intents WHERE tenant_id = $1"
         async with asyncio.timeout(10 * INTENT_SECONDS):
             while await admin.fetchval(left, scope.tenant_id):

@@ -105,7 +105,7 @@ async def test_who_dies_at_any_commit_leaves_whole_volumes_or_none_and_another_e
         assert await rows(admin, scope, "t1", "archives") == []
         assert written <= left
         assert len(left & all_of_it) == len(all_of_it) - sum(row["checkpoints"] for row in listed)
-        await Sweep(living.unit_of_work, living.places, 0, grace_seconds=0).tenant(scope.tenant_id, now=True)
+        await Sweep(living.unit_of_work, living.buckets, 0, grace_seconds=0).tenant(scope.tenant_id, now=True)
         assert await living.archive.list_keys(tenant_prefix(scope.tenant_id, "archive")) == []
         if not died:
             break

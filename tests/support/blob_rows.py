@@ -7,8 +7,8 @@ from typing import Any
 from uuid import UUID
 
 from crypto import Sealer
+from storage.blobs.buckets import Buckets
 from storage.blobs.keyspace import BlobLocation
-from storage.blobs.places import Places
 from storage.blobs.store import BlobStore
 from storage.clock import SystemClock
 from storage.collection.fsck import Fsck, FsckReport
@@ -58,17 +58,17 @@ class Blobs:
     ) -> None:
         self.store = store
         self.blobs = blobs
-        self.places = Places(blobs, archive)
+        self.buckets = Buckets(blobs, archive)
         self.unit_of_work = unit_of_work or store.unit_of_work
         self.ledger = BlobLedger(self.unit_of_work, intent_seconds=intent_seconds)
 
     def sweeper(self, *, grace_seconds: float = 0, tombstone_seconds: float = 3600, days: float = 0) -> Sweep:
         return Sweep(
-            self.unit_of_work, self.places, days, grace_seconds=grace_seconds, tombstone_seconds=tombstone_seconds
+            self.unit_of_work, self.buckets, days, grace_seconds=grace_seconds, tombstone_seconds=tombstone_seconds
         )
 
     async def fsck(self, scope: Scope, *, repair: bool = False, grace_seconds: float = -60) -> FsckReport:
-        check = Fsck(self.store.unit_of_work, self.ledger, self.places, SystemClock(), grace_seconds=grace_seconds)
+        check = Fsck(self.store.unit_of_work, self.ledger, self.buckets, SystemClock(), grace_seconds=grace_seconds)
         return await check.run(scope.tenant_id, repair=repair)
 
     async def sealer(self, scope: Scope) -> Sealer:
@@ -90,7 +90,7 @@ class Blobs:
         return location.object_key() in await self.bucket(place).list_keys(location.object_key())
 
     def bucket(self, place: Bucket) -> BlobStore:
-        found = self.places.of(place)
+        found = self.buckets.of(place)
         assert found is not None
         return found
 

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Mapping
 from uuid import UUID
 
-from storage.blobs.places import Places
+from storage.blobs.buckets import Buckets
 from storage.blobs.s3 import S3BlobStore
 from storage.blobs.s3_location import S3Location
 from storage.collection.sweep import Sweep
@@ -19,7 +19,7 @@ async def sweep(environ: Mapping[str, str]) -> None:
     engine = create_engine(environ["STATEROOM_DATABASE_URL"], connections_max=8)
     sweeper = Sweep(
         UnitOfWork(engine, Silent()),
-        Places(S3BlobStore(S3Location.parse(environ["STATEROOM_S3_URL"]))),
+        Buckets(S3BlobStore(S3Location.parse(environ["STATEROOM_S3_URL"]))),
         0,
         grace_seconds=0,
         tombstone_seconds=float(environ["TOMBSTONE_SECONDS"]),

@@ -176,13 +176,13 @@ def serve(
         return
     if not background:
         raise click.UsageError("--no-background needs a worker beside it, which an embedded gateway has not.")
-    address = listen or _told_to_listen() or Address("127.0.0.1", EMBEDDED_PORT)
+    address = listen or _listen_from_environment() or Address("127.0.0.1", EMBEDDED_PORT)
     if port is not None:
         address = Address(address.host, port)
     _serve_embedded(data_dir or DATA_DIR, address, write_env, state_schemas)
 
 
-def _told_to_listen() -> "Address | None":
+def _listen_from_environment() -> "Address | None":
     """Where the environment says that an embedded gateway listens, too."""
     text = os.environ.get("STATEROOM_LISTEN")
     return None if not text else _Listen().convert(text, None, None)
@@ -410,7 +410,7 @@ async def _work(settings: "Settings", stop: "StopRequest", state_schemas: Path |
             supervisor.stopping("finishing what was begun")
             stopped.set()
 
-        with stop.told_to(note):
+        with stop.notifying(note):
             async with app.lifespan():
                 announce("working")
                 supervisor.ready("working")

@@ -66,7 +66,7 @@ class StopRequest:
             self._listener()
 
     @contextlib.contextmanager
-    def told_to(self, listener: Callable[[], None]) -> Iterator[None]:
+    def notifying(self, listener: Callable[[], None]) -> Iterator[None]:
         """In the block, call ``listener`` in the running loop at every signal; at once, if one came."""
         loop = asyncio.get_running_loop()
         self._listener = listener
@@ -203,7 +203,7 @@ async def serve(
             over.set()
         server.force_exit = stop.count > 2
 
-    with stop.told_to(note):
+    with stop.notifying(note):
         async with app.lifespan():
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             announcing = asyncio.create_task(_announce(listener.getsockname(), on_ready, supervisor))

@@ -47,13 +47,13 @@ class _Meter:
     def __init__(self, total: int | None) -> None:
         self._total = total
         self._done = 0
-        self._said_at = 0.0
+        self._shown_at = 0.0
         self._is_on = sys.stderr.isatty()
 
     def moved(self, size: int) -> None:
         self._done += size
-        if self._is_on and time.monotonic() - self._said_at >= _SHOW_SECONDS:
-            self._said_at = time.monotonic()
+        if self._is_on and time.monotonic() - self._shown_at >= _SHOW_SECONDS:
+            self._shown_at = time.monotonic()
             self._say("")
 
     def end(self) -> None:

@@ -22,7 +22,7 @@ from gateway.bodies.scanning import Format, Values, scan
 from gateway.http.exchange import Exchange
 from gateway.problems import InvalidRequest, pointer
 from gateway.routes.checkpoints.inlining import shown_values
-from gateway.routes.checkpoints.leaves import Said, leaves_out
+from gateway.routes.checkpoints.leaves import LeafReader, leaves_out
 from gateway.wire.problems import Fault
 from storage import model
 from storage.encoding import decode_json, encode_json, encode_msgpack
@@ -102,30 +102,30 @@ def _content(
         for channel in getattr(request, member):
             if request.state is UNSET or channel not in request.state:
                 raise InvalidState("must name a channel that is in state", pointer(member, channel))
-    said = Said()
+    reader = LeafReader()
     if request.state is not UNSET:
-        return (yield from _state(request, request.state, name, said))
+        return (yield from _state(request, request.state, name, reader))
     if request.channels is not UNSET:
         _check_count(len(request.channels), "/channels")
         channels: dict[str, model.ChannelValue] = {}
         for channel, sent in request.channels.items():
-            leaves = yield from said.read(sent.leaves, pointer("channels", channel, "leaves"), by_offset=True)
+            leaves = yield from reader.read(sent.leaves, pointer("channels", channel, "leaves"), by_offset=True)
             channels[_check_name(channel, "channels", channel)] = _channel(sent, channel, leaves)
             yield from _counted(channels[channel].value, values)
         return model.FullState(channels, root="/channels")
     assert request.changes is not UNSET  # noqa: S101  for the type checker: one of the three is given
-    return (yield from _patch(request.changes, name, said))
+    return (yield from _patch(request.changes, name, reader))
 
 
 def _state(
-    request: wire.checkpoints.SaveRequest, sent: dict[str, Raw], name: Format, said: Said
+    request: wire.checkpoints.SaveRequest, sent: dict[str, Raw], name: Format, reader: LeafReader
 ) -> Work[model.FullState]:
     _check_count(len(sent), "/state")
     state: dict[str, model.ChannelValue] = {}
     for channel, raw in sent.items():
         value = yield from holed_in(name, raw, request.state_holes.get(channel, ()), pointer("state", channel))
         if leaves := request.state_leaves.get(channel):
-            value = yield from _described(value, raw, leaves, name, said, pointer("state_leaves", channel))
+            value = yield from _described(value, raw, leaves, name, reader, pointer("state_leaves", channel))
         state[_check_public(channel, "state", channel)] = model.ChannelValue(None, value)
         if len(state) % _SLICE_CHANNELS == 0:
             yield
@@ -133,11 +133,11 @@ def _state(
 
 
 def _described(
-    value: Value, raw: Raw, sent: Sequence[wire.checkpoints.LeafIn], name: Format, said: Said, where: str
+    value: Value, raw: Raw, sent: Sequence[wire.checkpoints.LeafIn], name: Format, reader: LeafReader, where: str
 ) -> Work[Value]:
     """A value that came as ``raw``, with what is said of its large leaves at ``where``."""
     is_as_sent = name == "msgpack" and len(value.data) == len(raw)
-    return replace(value, leaves=(yield from said.read(sent, where, by_offset=is_as_sent)))
+    return replace(value, leaves=(yield from reader.read(sent, where, by_offset=is_as_sent)))
 
 
 def _counted(value: Value | None, values: Values) -> Work[None]:
@@ -167,7 +167,7 @@ def _check_version(version: wire.base.Version | None, channel: str, member: str)
     return version
 
 
-def _patch(changes: wire.checkpoints.Changes, name: Format, said: Said) -> Work[model.Patch]:
+def _patch(changes: wire.checkpoints.Changes, name: Format, reader: LeafReader) -> Work[model.Patch]:
     _check_count(len(changes.set) + len(changes.append) + len(changes.remove), "/changes")
     patch = model.Patch(
         set={},
@@ -184,13 +184,13 @@ def _patch(changes: wire.checkpoints.Changes, name: Format, said: Said) -> Work[
         value = yield from value_in(name, raw, pointer("changes", "set", channel))
         if channel in changes.leaves and channel not in changes.append:
             sent, where = changes.leaves[channel], pointer("changes", "leaves", channel)
-            value = yield from _described(value, raw, sent, name, said, where)
+            value = yield from _described(value, raw, sent, name, reader, where)
         patch.set[channel] = value
         if number % _SLICE_CHANNELS == 0:
             yield
     for channel, elements in changes.append.items():
         where = pointer("changes", "leaves", channel)
-        leaves = yield from said.read(changes.leaves.get(channel, ()), where, by_offset=False)
+        leaves = yield from reader.read(changes.leaves.get(channel, ()), where, by_offset=False)
         if leaves:
             patch.leaves[channel] = leaves
         for index, raw in enumerate(elements):
@@ -284,16 +284,16 @@ def in_utc(moment: datetime | None, parameter: str) -> datetime | None:
 def writes_in(request: wire.checkpoints.WritesRequest, name: Format, values: Values) -> Work[list[model.NewWrite]]:
     """The pending writes of a body."""
     writes: list[model.NewWrite] = []
-    said = Said()
+    reader = LeafReader()
     for index, sent in enumerate(request.writes):
-        writes.append((yield from _new_write(sent, index, name, values, said)))
+        writes.append((yield from _new_write(sent, index, name, values, reader)))
         if len(writes) % _SLICE_CHANNELS == 0:
             yield
     return writes
 
 
 def _new_write(
-    sent: wire.checkpoints.WriteIn, index: int, name: Format, values: Values, said: Said
+    sent: wire.checkpoints.WriteIn, index: int, name: Format, values: Values, reader: LeafReader
 ) -> Work[model.NewWrite]:
     where = pointer("writes", index)
     _check_name(sent.channel, "writes", index, "channel")
@@ -301,10 +301,10 @@ def _new_write(
         raise InvalidState("send either value, or encoding and data", where)
     if sent.value is not UNSET:
         value = yield from value_in(name, sent.value, f"{where}/value")
-        value = yield from _described(value, sent.value, sent.leaves, name, said, f"{where}/leaves")
+        value = yield from _described(value, sent.value, sent.leaves, name, reader, f"{where}/leaves")
     else:
         encoding = "msgpack" if sent.encoding is UNSET else sent.encoding
-        leaves = yield from said.read(sent.leaves, f"{where}/leaves", by_offset=True)
+        leaves = yield from reader.read(sent.leaves, f"{where}/leaves", by_offset=True)
         value = Value(encoding, b"" if sent.data is UNSET else sent.data, tuple(sent.holes), leaves)
         yield from _counted(value, values)
     return model.NewWrite(idx=sent.idx, channel=sent.channel, value=value)

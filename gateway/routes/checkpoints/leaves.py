@@ -19,7 +19,7 @@ from storage.model import LargeLeaf, Value
 _SLICE_LEAVES = 1000
 
 
-class Said:
+class LeafReader:
     """Reads what a body says of large leaves, and counts the previews in it."""
 
     def __init__(self) -> None:
@@ -40,12 +40,12 @@ class Said:
             InvalidRequest: a media type is none.
             LimitExceeded: the previews of the body are too many bytes.
         """
-        said = []
+        leaves = []
         for number, each in enumerate(sent, 1):
-            said.append(self._one(each, f"{where}/{number - 1}", by_offset=by_offset))
+            leaves.append(self._one(each, f"{where}/{number - 1}", by_offset=by_offset))
             if number % _SLICE_LEAVES == 0:
                 yield
-        return tuple(said)
+        return tuple(leaves)
 
     def _one(self, sent: wire.checkpoints.LeafIn, where: str, *, by_offset: bool) -> LargeLeaf:
         if (sent.at is UNSET) == (sent.path is UNSET):

@@ -13,7 +13,7 @@ from sdk.python.tests.fakes import packed, problem, receipt
 from stateroom import StateroomError, acting_for, current_subject
 from stateroom._protocol.core import Pinned
 from stateroom._protocol.wire import ChannelIn
-from stateroom._remembered.growth import LIST_BYTES_MIN, Growth, Sent, grown, place_of
+from stateroom._remembered.growth import LIST_BYTES_MIN, Growth, Sent, grown, namespace_key
 from stateroom._remembered.pieces import LEAF_BYTES_MIN
 
 TEXT = "x" * 500
@@ -232,12 +232,12 @@ def test_subjects_threads_and_namespaces_are_told_apart(gateway, saver_to):
 
 
 def test_what_is_remembered_is_bounded():
-    growth, sent = Growth(places_max=2), {"m": Sent("1", 1, 1, b"")}
-    places = [place_of(Pinned(subject="s"), f"t{number}", "") for number in range(3)]
-    for place in places:
-        growth.note(place, "c", sent, first=True)
-    assert [growth.at(place, "c") for place in places] == [{}, sent, sent]
-    assert growth.at(places[2], "d") == growth.at(places[2], None) == {}
+    growth, sent = Growth(namespaces_max=2), {"m": Sent("1", 1, 1, b"")}
+    keys = [namespace_key(Pinned(subject="s"), f"t{number}", "") for number in range(3)]
+    for key in keys:
+        growth.note(key, "c", sent, first=True)
+    assert [growth.at(key, "c") for key in keys] == [{}, sent, sent]
+    assert growth.at(keys[2], "d") == growth.at(keys[2], None) == {}
 
 
 ELEMENTS = st.one_of(
@@ -283,4 +283,4 @@ def test_values_that_are_no_versioned_lists_are_not_remembered(subject):
     data = msgspec.msgpack.encode([TEXT] * 20)
     assert grown(ChannelIn(version=None, data=data), None) is None
     assert grown(ChannelIn(version="1", encoding="json", data=data), None) is None
-    assert place_of(Pinned(subject=subject), "t", "") == place_of(Pinned(subject=subject), "t", "")
+    assert namespace_key(Pinned(subject=subject), "t", "") == namespace_key(Pinned(subject=subject), "t", "")

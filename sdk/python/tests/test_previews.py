@@ -11,7 +11,7 @@ import pytest
 from sdk.python.tests.fakes import API_KEY, URL, packed, problem, receipt
 from sdk.python.tests.test_pieces import SCREEN, Gateway, put
 from stateroom import AsyncClient, Client, InvalidRequest, LargeValue, Preview
-from stateroom._remembered.said import REQUEST_BYTES_MAX, SaidOfPieces, media_type_of
+from stateroom._remembered.leaf_notes import REQUEST_BYTES_MAX, PieceNotes, media_type_of
 from stateroom.errors import CheckpointNotFound
 
 PLACEHOLDER = struct.Struct(">3s17sQ")
@@ -220,15 +220,15 @@ def test_what_a_leaf_looks_like(value, expected):
 
 
 def test_what_is_remembered_is_bounded():
-    said = SaidOfPieces(bytes_max=1000)
+    notes = PieceNotes(bytes_max=1000)
     for number in range(5):
-        said.note((b"o", bytes([number])), "text/plain", bytes(200))
-    assert [said.of((b"o", bytes([number])))[0] for number in range(5)] == [
+        notes.note((b"o", bytes([number])), "text/plain", bytes(200))
+    assert [notes.of((b"o", bytes([number])))[0] for number in range(5)] == [
         None,
         None,
         None,
         "text/plain",
         "text/plain",
     ]
-    said.note((b"o", b"\x04"), None, None)
-    assert said.of((b"o", b"\x04")) == (None, None)
+    notes.note((b"o", b"\x04"), None, None)
+    assert notes.of((b"o", b"\x04")) == (None, None)

@@ -169,14 +169,14 @@ LEFT JOIN LATERAL (
     WHERE tenant_id = :tenant_id AND subject_id = t.subject_id AND thread_id = t.thread_id AND namespace = :namespace
     FOR UPDATE) h ON true
 LEFT JOIN LATERAL (
-    SELECT b.agent AS agent_before, said.*, coalesce(b.activity, 0) <> t.activity - 1 AND EXISTS (
+    SELECT b.agent AS agent_before, policies.*, coalesce(b.activity, 0) <> t.activity - 1 AND EXISTS (
         SELECT FROM stateroom.save_policies s WHERE s.tenant_id = :tenant_id) AS policies_unsure
     FROM (VALUES (1)) one
     LEFT JOIN stateroom.threads b ON b.tenant_id = :tenant_id AND b.subject_id = :subject_id
       AND b.thread_id = :thread_id
     LEFT JOIN LATERAL (
         SELECT {_POLICIES} FROM stateroom.save_policies s
-        WHERE s.tenant_id = :tenant_id AND s.agent IN ('', b.agent, :agent)) said ON true) asked ON true
+        WHERE s.tenant_id = :tenant_id AND s.agent IN ('', b.agent, :agent)) policies ON true) asked ON true
 LEFT JOIN LATERAL (
     SELECT array_agg(w.task_id ORDER BY w.member) AS early_tasks, array_agg(w.idx ORDER BY w.member) AS early_idx,
         array_agg(w.member ORDER BY w.member) AS early_members

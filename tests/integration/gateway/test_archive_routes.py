@@ -10,8 +10,8 @@ import pytest
 from gateway.app import create_app
 from gateway.authentication import api_keys
 from storage.administration.jobs import Runner
+from storage.blobs.buckets import Buckets
 from storage.blobs.memory import MemoryBlobStore
-from storage.blobs.places import Places
 from storage.clock import ManualClock
 from storage.collection.sweep import Sweep
 from storage.control.features import SEGMENTS
@@ -343,7 +343,7 @@ async def test_a_process_that_stops_in_a_sweep_gives_it_back_at_once(client, ser
     await work(serving_store)  # now the tenant has an object
     tenant_id = UUID((await ok(client.get("/whoami")))["tenant_id"])
     endless = EndlessListing()
-    working = asyncio.create_task(Sweep(serving_store.unit_of_work, Places(endless), 0).tenant(tenant_id))
+    working = asyncio.create_task(Sweep(serving_store.unit_of_work, Buckets(endless), 0).tenant(tenant_id))
     await reached_or_ended(endless.reached, working)
     assert await serving_store.sweep.tenant(tenant_id) is None
     working.cancel()

@@ -12,9 +12,9 @@ import pytest
 from crypto.blob import PART_BYTES
 from storage.archive.moving import PAGE_ROWS
 from storage.artifacts.model import NewArtifact
+from storage.blobs.buckets import Buckets
 from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
-from storage.blobs.places import Places
 from storage.clock import ManualClock
 from storage.collection.sweep import Sweep
 from storage.errors import (
@@ -181,9 +181,9 @@ async def test_an_archived_thread_is_deleted_without_its_object_being_read(datab
         # The removal is remembered, so that nobody who holds a token of the thread takes it for an attack.
         with pytest.raises(CheckpointNotFound):
             await store.checkpoints.load(scope, Load("t1", "", None, with_state=False, known_token=token))
-        places = Places(store.blobs, store.archive)
+        buckets = Buckets(store.blobs, store.archive)
         for _ in range(3):
-            await Sweep(store.unit_of_work, places, 0, grace_seconds=0).tenant(scope.tenant_id, now=True)
+            await Sweep(store.unit_of_work, buckets, 0, grace_seconds=0).tenant(scope.tenant_id, now=True)
         assert await store.archive.list_keys("") == []
         assert await store.blobs.list_keys(tenant_prefix(scope.tenant_id)) == []
 
@@ -298,8 +298,8 @@ async def test_what_is_written_while_a_thread_is_archived_wins(database, root_ke
             assert len(await seen(store, scope)) > 2
         assert (await store.verification.subject(scope)).findings == []
         assert (await fsck(store, scope)).faults == {}
-        places = Places(store.blobs, bucket)
-        await Sweep(store.unit_of_work, places, 0, grace_seconds=0).tenant(scope.tenant_id, now=True)
+        buckets = Buckets(store.blobs, bucket)
+        await Sweep(store.unit_of_work, buckets, 0, grace_seconds=0).tenant(scope.tenant_id, now=True)
         assert await bucket.list_keys("") == []
 
 
@@ -447,12 +447,12 @@ async def test_expiry_removes_everything_and_says_so(store, scope, admin):
         await store.checkpoints.load(scope, Load("t1", "", None, with_state=False, known_token=token))
     assert (await fsck(store, scope)).faults == {}
     # A backup may name the object: it goes when the last one has expired.
-    window = Sweep(store.unit_of_work, store.places, 30, grace_seconds=0)
+    window = Sweep(store.unit_of_work, store.buckets, 30, grace_seconds=0)
     for _ in range(3):
         await window.tenant(scope.tenant_id, now=True)
     assert len(await store.archive.list_keys("")) == 1
     for _ in range(3):
-        await Sweep(store.unit_of_work, store.places, 0, grace_seconds=0).tenant(scope.tenant_id, now=True)
+        await Sweep(store.unit_of_work, store.buckets, 0, grace_seconds=0).tenant(scope.tenant_id, now=True)
     assert await store.archive.list_keys("") == []
 
 
@@ -461,6 +461,6 @@ async def test_an_object_of_a_restored_thread_is_freed(store, scope):
     await store.archives.archive(scope, "t1")
     await store.archives.restore(scope, "t1")
     for _ in range(3):
-        await Sweep(store.unit_of_work, store.places, 0, grace_seconds=0).tenant(scope.tenant_id, now=True)
+        await Sweep(store.unit_of_work, store.buckets, 0, grace_seconds=0).tenant(scope.tenant_id, now=True)
     assert await store.archive.list_keys("") == []
     assert len(await seen(store, scope)) > 2

@@ -292,7 +292,7 @@ async def test_a_thread_that_does_not_verify_is_not_archived(store, scope, admin
 
 
 async def clean_after_sweep(store, scope):
-    await Sweep(store.unit_of_work, store.places, 0, grace_seconds=0).tenant(scope.tenant_id, now=True)
+    await Sweep(store.unit_of_work, store.buckets, 0, grace_seconds=0).tenant(scope.tenant_id, now=True)
     await clean(store, scope)
 
 
@@ -410,7 +410,7 @@ async def test_shredding_reaches_the_archive(store, scope, admin):
     for table in ("threads", "heads", "archives", "blob_refs"):
         assert await rows(admin, scope, "t1", table) == []
     assert len(await seen(store, other)) > 2
-    sweep = Sweep(store.unit_of_work, store.places, 0, grace_seconds=0)
+    sweep = Sweep(store.unit_of_work, store.buckets, 0, grace_seconds=0)
     for _ in range(3):
         await sweep.tenant(scope.tenant_id, now=True)
     assert len(await store.archive.list_keys("")) == 1

@@ -5,9 +5,9 @@ from uuid import uuid4
 
 import pytest
 
+from storage.blobs.buckets import Buckets
 from storage.blobs.keyspace import BlobLocation, tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
-from storage.blobs.places import Places
 from storage.blobs.s3 import S3BlobStore
 from storage.blobs.s3_location import S3Location
 from storage.clock import SystemClock
@@ -229,7 +229,7 @@ async def test_a_check_says_how_far_it_is_and_can_be_resumed(plain, blobs, scope
     async def progress(report):
         stages.append(report.stage)
 
-    check = Fsck(plain.store.unit_of_work, plain.ledger, Places(blobs), SystemClock(), grace_seconds=-60)
+    check = Fsck(plain.store.unit_of_work, plain.ledger, Buckets(blobs), SystemClock(), grace_seconds=-60)
     whole = await check.run(scope.tenant_id, progress=progress)
     assert list(dict.fromkeys(stages)) == ["blobs", "names", "objects", "quota"]
     (first, *_) = await blobs.list_keys(tenant_prefix(scope.tenant_id))
@@ -239,7 +239,7 @@ async def test_a_check_says_how_far_it_is_and_can_be_resumed(plain, blobs, scope
 
 async def test_a_deployment_without_an_object_store_says_so(store, plain, scope):
     with pytest.raises(BlobsNotConfigured):
-        await Fsck(store.unit_of_work, plain.ledger, Places(None), SystemClock()).run(scope.tenant_id)
+        await Fsck(store.unit_of_work, plain.ledger, Buckets(None), SystemClock()).run(scope.tenant_id)
 
 
 async def test_tenants_with_blobs_are_listed(plain, scope):

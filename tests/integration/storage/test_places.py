@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from storage.blobs.buckets import Buckets
 from storage.blobs.keyspace import BlobLocation, tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
-from storage.blobs.places import Places
 from storage.blobs.s3 import S3BlobStore
 from storage.blobs.s3_location import S3Location
 from storage.clock import SystemClock
@@ -97,7 +97,7 @@ async def test_an_upload_in_parts_that_nobody_knows_is_aborted_in_either_bucket(
     await bucket.begin_multipart(location)
     report = await plain.fsck(scope)
     assert report.faults == {"stray-upload": 1}
-    swept = await Sweep(plain.unit_of_work, plain.places, 0, stray_seconds=-HOUR).tenant(scope.tenant_id, now=True)
+    swept = await Sweep(plain.unit_of_work, plain.buckets, 0, stray_seconds=-HOUR).tenant(scope.tenant_id, now=True)
     assert swept is not None
     assert swept.strays == 1
     assert await bucket.list_multiparts(location.object_key()) == []
@@ -111,7 +111,7 @@ async def test_an_upload_in_parts_of_an_archive_that_is_known_is_left_alone(plai
     other = BlobLocation(scope.tenant_id, upload.blob_id, "archive")
     bucket = plain.bucket("archive")
     multipart_id = await bucket.begin_multipart(other)
-    swept = await Sweep(plain.unit_of_work, plain.places, 0, stray_seconds=-HOUR).tenant(scope.tenant_id, now=True)
+    swept = await Sweep(plain.unit_of_work, plain.buckets, 0, stray_seconds=-HOUR).tenant(scope.tenant_id, now=True)
     assert swept is not None
     assert swept.strays == 0
     assert [each.multipart_id for each in await bucket.list_multiparts(other.object_key())] == [multipart_id]
@@ -204,17 +204,17 @@ async def test_without_the_archives_bucket_nothing_of_it_is_forgotten(store, sco
     await both.sweeper().tenant(scope.tenant_id, now=True)
     assert not await both.there(scope, whole, "archive")
     with pytest.raises(BlobsNotConfigured):
-        await Fsck(store.unit_of_work, both.ledger, Places(None), SystemClock()).run(scope.tenant_id)
+        await Fsck(store.unit_of_work, both.ledger, Buckets(None), SystemClock()).run(scope.tenant_id)
 
 
 async def test_a_deployment_with_an_archive_only_is_swept_and_checked(store, scope):
     both = Blobs(store, MemoryBlobStore(), archive=MemoryBlobStore())
     whole = await both.stored(scope, archived())
-    places = Places(None, both.places.archive)
-    report = await Fsck(store.unit_of_work, both.ledger, places, SystemClock()).run(scope.tenant_id)
+    buckets = Buckets(None, both.buckets.archive)
+    report = await Fsck(store.unit_of_work, both.ledger, buckets, SystemClock()).run(scope.tenant_id)
     assert (report.faults, report.blobs, report.objects) == ({}, 1, 1)
     await both.forget(scope)
-    await Sweep(store.unit_of_work, places, 0, grace_seconds=0).tenant(scope.tenant_id, now=True)
+    await Sweep(store.unit_of_work, buckets, 0, grace_seconds=0).tenant(scope.tenant_id, now=True)
     assert not await both.there(scope, whole, "archive")
 
 
@@ -223,7 +223,7 @@ async def test_a_check_goes_on_in_the_bucket_where_it_stopped(plain, scope):
     await plain.stored(scope, archived(), "t2")
     for place in ("blobs", "archive"):  # one that no row knows in each
         await plain.write(scope, Upload(place=place, data=b"orphan"))
-    check = Fsck(plain.store.unit_of_work, plain.ledger, plain.places, SystemClock(), grace_seconds=-HOUR)
+    check = Fsck(plain.store.unit_of_work, plain.ledger, plain.buckets, SystemClock(), grace_seconds=-HOUR)
     report = await check.run(scope.tenant_id)
     assert (report.faults, report.objects) == ({"orphan": 2}, 4)
     assert report.position.startswith(tenant_prefix(scope.tenant_id, "archive"))

@@ -236,7 +236,7 @@ class Careless(Plans):
     """Collects what was garbage once."""
 
     async def _follow(self, locked):
-        locked.plan.news.clear()
+        locked.plan.new_pieces.clear()
 
 
 class DeafToWrites(Plans):

@@ -130,7 +130,7 @@ async def test_what_has_been_in_segments_for_long_enough_goes_and_the_thread_goe
     assert (saved.parent_id, saved.sequence) == (ids[-1], 12 + 12 + 1 + 1)
     assert (await expire(store, scope)).segments == 0
     assert not await store.archives.restore(scope, "t1")
-    await Sweep(store.unit_of_work, store.places, 0, grace_seconds=0).tenant(scope.tenant_id, now=True)
+    await Sweep(store.unit_of_work, store.buckets, 0, grace_seconds=0).tenant(scope.tenant_id, now=True)
     assert await store.archive.list_keys(tenant_prefix(scope.tenant_id, "archive")) == []
     await clean(store, scope)
 

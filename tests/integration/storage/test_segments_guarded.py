@@ -207,7 +207,7 @@ async def test_objects_of_segments_go_with_their_thread_after_the_backup_window(
     await segmented(store, scope)
     assert len(await objects_of(store, scope)) == 2
     await store.threads.delete(scope, "t1")
-    await Sweep(store.unit_of_work, store.places, 0, grace_seconds=0).tenant(scope.tenant_id, now=True)
+    await Sweep(store.unit_of_work, store.buckets, 0, grace_seconds=0).tenant(scope.tenant_id, now=True)
     assert await objects_of(store, scope) == []
     assert (await fsck(store, scope)).faults == {}
     with pytest.raises(ThreadNotFound):
@@ -220,7 +220,7 @@ async def test_what_the_rows_in_segments_name_is_kept(store, scope, admin):
     await save(store, scope, content=state(b=1))
     await store.archives.segmenting.move(scope, "t1", OLD, actor="test")
     await store.pruning.thin(scope, "t1", ThinningRule(keep_last=1))
-    await Sweep(store.unit_of_work, store.places, 0, grace_seconds=0).tenant(scope.tenant_id, now=True)
+    await Sweep(store.unit_of_work, store.buckets, 0, grace_seconds=0).tenant(scope.tenant_id, now=True)
     assert contents(await load(store, scope, checkpoint_id=first.checkpoint_id)) == {"image": image}
     assert (await fsck(store, scope)).faults == {}
 
@@ -242,5 +242,5 @@ async def test_a_shred_reaches_segments_at_once(store, scope):
         await history(store, scope, thread_id="t1")
     await finished(store, scope, shredded.job_id)
     assert ids
-    await Sweep(store.unit_of_work, store.places, 0, grace_seconds=0).tenant(scope.tenant_id, now=True)
+    await Sweep(store.unit_of_work, store.buckets, 0, grace_seconds=0).tenant(scope.tenant_id, now=True)
     assert await objects_of(store, scope) == []

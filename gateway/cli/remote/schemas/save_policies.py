@@ -11,7 +11,7 @@ from gateway.cli.parameters import COUNT, ByteSize
 _agent_option = click.option("--agent", metavar="NAME", help="Only the saves of this agent, and those to its threads.")
 
 
-def _said(policy: dict[str, Any]) -> str:
+def _in_words(policy: dict[str, Any]) -> str:
     """What a policy says, in words."""
     strict, elements, size = (policy.get(name) for name in ("strict", "compact_elements", "compact_bytes"))
     says = []
@@ -29,10 +29,10 @@ def _show(remote: Remote, policies: dict[str, Any]) -> None:
     if remote.as_json:
         render.emit_json(policies)
         return
-    effective = _said(policies)
+    effective = _in_words(policies)
     if policies["strict"] is None:
         effective = "; ".join(filter(None, ("damaged: saves that name no head are refused", effective)))
-    render.record({"Said here": _said(policies["policy"]), "In effect": effective})
+    render.record({"Said here": _in_words(policies["policy"]), "In effect": effective})
     for agent in policies["damaged"]:
         whose = "the tenant" if agent is None else f"agent {render.safe(agent)}"
         render.say(f"Damaged, until it is said again: the policy of {whose}")

@@ -35,7 +35,7 @@ from msgspec import UNSET
 
 from stateroom._io.on_loop import finished
 from stateroom._langgraph.answers import Answers, model_of, usage_of
-from stateroom._langgraph.columns import Place, graph_name, is_step, name_of, word_of
+from stateroom._langgraph.columns import ConfigIds, graph_name, is_step, name_of, word_of
 from stateroom._langgraph.connections import Connections
 from stateroom._langgraph.field_types import with_field_types
 from stateroom._langgraph.listing import Listing
@@ -58,7 +58,7 @@ from stateroom._protocol.wire import (
     WritesRequest,
     unset_if_none,
 )
-from stateroom._remembered.growth import Growth, Sent, grown, place_of
+from stateroom._remembered.growth import Growth, Sent, grown, namespace_key
 from stateroom._remembered.histories import Histories, joined
 from stateroom._remembered.pieces import PieceCache, owner_tag, receiving, sending
 from stateroom._remembered.recent import Recent
@@ -92,7 +92,7 @@ def _thawing(
     """Steps on the thread of a config, which is restored first if it has to be thawed and the saver may wait."""
 
     def thawed(self: "StateroomSaver", config: RunnableConfig, /, *args: P.args, **kwargs: P.kwargs) -> Steps[R]:
-        return self._restoring(Place.of(config).thread_id, lambda: steps(self, config, *args, **kwargs))
+        return self._restoring(ConfigIds.of(config).thread_id, lambda: steps(self, config, *args, **kwargs))
 
     return thawed
 
@@ -593,10 +593,10 @@ class StateroomSaver(BaseCheckpointSaver[str]):
 
     @_thawing
     def _get(self, config: RunnableConfig, pinned: Pinned) -> Steps[CheckpointTuple | None]:
-        place = Place.of(config)
-        remembered = place_of(pinned, place.thread_id, place.namespace)
-        before = None if place.checkpoint_id is not None else self._histories.for_load(remembered)
-        loaded = yield from self._loaded(place, before)
+        ids = ConfigIds.of(config)
+        remembered = namespace_key(pinned, ids.thread_id, ids.namespace)
+        before = None if ids.checkpoint_id is not None else self._histories.for_load(remembered)
+        loaded = yield from self._loaded(ids, before)
         if loaded is None:
             return None
         completed = yield from self._completed(loaded, pinned)
@@ -606,12 +606,12 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             self._histories.keep(remembered, joined(before, loaded.history), loaded.checkpoint_id)
         return completed
 
-    def _loaded(self, place: Place, before: ChannelHistories | None) -> Steps[CheckpointWithChannels | None]:
+    def _loaded(self, ids: ConfigIds, before: ChannelHistories | None) -> Steps[CheckpointWithChannels | None]:
         """A checkpoint as it came; with what came since ``before`` of histories, where the gateway gives both."""
 
         def load(history: Sequence[str] = (), mark: str | None = None) -> Steps[CheckpointWithChannels | None]:
             return calls.load_channels(
-                place.thread_id, place.namespace, place.checkpoint_id, accepts=self._accepts, history=history, mark=mark
+                ids.thread_id, ids.namespace, ids.checkpoint_id, accepts=self._accepts, history=history, mark=mark
             )
 
         if before is not None:
@@ -641,29 +641,29 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         new_versions: ChannelVersions,
         pinned: Pinned,
     ) -> Steps[RunnableConfig]:
-        place = Place.of(config)
+        ids = ConfigIds.of(config)
         if self._strict:
-            yield from self._make_strict(place, pinned)
+            yield from self._make_strict(ids, pinned)
         kept, rich = self._values.metadata(config, metadata, self._metadata_exclude)
         step = kept.get("step")
         source = kept.get("source")
         counters = kept.get("counters_since_delta_snapshot")
         # Without a parent there is nothing that a channel could be unchanged from.
-        changed = None if place.checkpoint_id is None else new_versions
-        version = self._state_versions.get(_subgraph(place.namespace))
+        changed = None if ids.checkpoint_id is None else new_versions
+        version = self._state_versions.get(_subgraph(ids.namespace))
         channels = self._values.channels(checkpoint, changed, rich)
-        remembered = place_of(pinned, place.thread_id, place.namespace)
-        before = self._growth.at(remembered, place.checkpoint_id)
+        remembered = namespace_key(pinned, ids.thread_id, ids.namespace)
+        before = self._growth.at(remembered, ids.checkpoint_id)
         lists = _leave_out(channels, before)
         # Of what a caller hands in or corrects, no model answered anything in this step.
         is_made = source == "loop"
-        answers = self._answers.added(remembered, place.checkpoint_id, checkpoint, new_versions) if is_made else []
+        answers = self._answers.added(remembered, ids.checkpoint_id, checkpoint, new_versions) if is_made else []
         self._answers.note(remembered, checkpoint["id"], checkpoint["channel_values"], source)
         request = SaveRequest(
             channels=channels,
             checkpoint_id=checkpoint["id"],
-            parent_id=place.checkpoint_id,
-            namespace=place.namespace,
+            parent_id=ids.checkpoint_id,
+            namespace=ids.namespace,
             step=unset_if_none(step if is_step(step) else None),
             source=word_of(source),
             run_id=name_of(kept.get("run_id")),
@@ -677,32 +677,32 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             fork=isinstance(source, str) and source in _FORKING_SOURCES,
         )
         try:
-            receipt = yield from self._save(place, request, pinned)
+            receipt = yield from self._save(ids, request, pinned)
         except ChannelUnchangedUnknown:
             appended = any(each.append_to is not UNSET for each in channels.values())
             request.channels = channels = self._values.channels(checkpoint, None, rich)
             lists = _leave_out(channels, {})
-            receipt = yield from self._save(place, request, pinned)
+            receipt = yield from self._save(ids, request, pinned)
             if appended:
                 self._growth.refuse(remembered, checkpoint["id"])
         # A list that went with placeholders goes whole the next time, too.
         lists = {name: each for name, each in lists.items() if not channels[name].holes}
-        self._growth.note(remembered, checkpoint["id"], lists, first=place.checkpoint_id is None)
+        self._growth.note(remembered, checkpoint["id"], lists, first=ids.checkpoint_id is None)
         self._last_receipts.note(remembered, receipt)
-        return place.config(checkpoint["id"])
+        return ids.config(checkpoint["id"])
 
-    def _make_strict(self, place: Place, pinned: Pinned) -> Steps[None]:
+    def _make_strict(self, ids: ConfigIds, pinned: Pinned) -> Steps[None]:
         """Make a thread strict: where it begins, since it may have been deleted, and when it is first seen."""
-        thread = owner_tag(pinned), place.thread_id
-        if place.checkpoint_id is None or thread not in self._made_strict:
-            yield from calls.change_thread(place.thread_id, ThreadSettings(strict=True))
+        thread = owner_tag(pinned), ids.thread_id
+        if ids.checkpoint_id is None or thread not in self._made_strict:
+            yield from calls.change_thread(ids.thread_id, ThreadSettings(strict=True))
             self._made_strict.note(thread, True)
 
     def _compact(
         self, config: RunnableConfig, channel: str, keep_last: int, summary: Sequence[Any]
     ) -> Steps[RunnableConfig]:
-        place = Place.of(config)
-        head = yield from calls.show_head(place.thread_id, place.namespace)
+        ids = ConfigIds.of(config)
+        head = yield from calls.show_head(ids.thread_id, ids.namespace)
         if head is None:
             raise CheckpointNotFound("the namespace has no checkpoint to compact")
         encoding, data = self.serde.dumps_typed(calls.listed(summary))
@@ -710,27 +710,27 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             raise InvalidRequest("a summary must be MessagePack, and this serialiser writes something else")
         counted = head.metadata.get("step")
         step = counted if isinstance(counted, int) and is_step(counted) else head.step
-        version = self._state_versions.get(_subgraph(place.namespace))
+        version = self._state_versions.get(_subgraph(ids.namespace))
         request = CompactRequest(
             channel=channel,
             keep_last=keep_last,
             summary=msgspec.Raw(bytes(data)),
-            namespace=place.namespace,
+            namespace=ids.namespace,
             agent=name_of(self._agent),
             # LangGraph counts on from here; what else it keeps in metadata still holds.
             metadata={**head.metadata, "source": "update", "step": step + 1},
             state_schema=None if version is None else version.schema,
             state_version=None if version is None else version.number,
         )
-        receipt = yield from calls.compact(place.thread_id, request, if_match=place.checkpoint_id or head.checkpoint_id)
-        return place.config(receipt.checkpoint_id)
+        receipt = yield from calls.compact(ids.thread_id, request, if_match=ids.checkpoint_id or head.checkpoint_id)
+        return ids.config(receipt.checkpoint_id)
 
     def _lists_to_compact(
         self, config: RunnableConfig, every: int | None, pinned: Pinned
     ) -> Steps[tuple[RunnableConfig, Sequence[tuple[LongList, Sequence[Any]]]]]:
         """The lists to be asked about, and the checkpoint that has them; none while tasks have written to it."""
-        place = Place.of(config)
-        remembered = place_of(pinned, place.thread_id, place.namespace)
+        ids = ConfigIds.of(config)
+        remembered = namespace_key(pinned, ids.thread_id, ids.namespace)
         saved = self._last_receipts.get(remembered)
         all_lists = is_due(None if saved is None else saved.step, every)
         if saved is None or not (saved.needs_compaction or all_lists):
@@ -742,17 +742,17 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         lists = asked_about(saved.needs_compaction, found.checkpoint["channel_values"], all_lists=all_lists)
         return (found.config if lists else config), lists
 
-    def _save(self, place: Place, request: SaveRequest, pinned: Pinned) -> Steps[SaveReceipt]:
+    def _save(self, ids: ConfigIds, request: SaveRequest, pinned: Pinned) -> Steps[SaveReceipt]:
         values = list(request.channels.values()) if isinstance(request.channels, dict) else []
         # Otherwise the parent says what the save stands on.
-        if_new = self._strict and place.checkpoint_id is None
+        if_new = self._strict and ids.checkpoint_id is None
         return (
             yield from sending(
                 self._pieces,
                 pinned,
-                place.thread_id,
+                ids.thread_id,
                 values,
-                lambda: calls.save(place.thread_id, request, if_new=if_new),
+                lambda: calls.save(ids.thread_id, request, if_new=if_new),
             )
         )
 
@@ -765,11 +765,11 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         task_path: str,
         pinned: Pinned,
     ) -> Steps[None]:
-        place = Place.of(config)
-        if place.checkpoint_id is None:
+        ids = ConfigIds.of(config)
+        if ids.checkpoint_id is None:
             raise ValueError("pending writes need a checkpoint_id in the config")
-        remembered = place_of(pinned, place.thread_id, place.namespace)
-        self._answers.note_writes(remembered, place.checkpoint_id, task_id, writes)
+        remembered = namespace_key(pinned, ids.thread_id, ids.namespace)
+        self._answers.note_writes(remembered, ids.checkpoint_id, task_id, writes)
         # By index, because of two special writes in one call the later one counts.
         by_idx: dict[int, WriteIn] = {}
         for position, (channel, value) in enumerate(writes):
@@ -777,11 +777,11 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             idx = WRITES_IDX_MAP.get(channel, position)
             by_idx[idx] = WriteIn(channel=channel, idx=idx, encoding=encoding, data=bytes(data))
         values = [*by_idx.values()]
-        checkpoint_id = place.checkpoint_id
-        version = self._state_versions.get(_subgraph(place.namespace))
+        checkpoint_id = ids.checkpoint_id
+        version = self._state_versions.get(_subgraph(ids.namespace))
         request = WritesRequest(
             writes=values,
-            namespace=place.namespace,
+            namespace=ids.namespace,
             task_path=task_path,
             status=_status_of({channel for channel, _ in writes}),
             state_schema=None if version is None else version.schema,
@@ -790,9 +790,9 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         yield from sending(
             self._pieces,
             pinned,
-            place.thread_id,
+            ids.thread_id,
             values,
-            lambda: calls.write(place.thread_id, checkpoint_id, task_id, request),
+            lambda: calls.write(ids.thread_id, checkpoint_id, task_id, request),
         )
 
     def _prune(self, thread_ids: Sequence[str], strategy: str) -> Steps[None]:
@@ -823,20 +823,20 @@ class StateroomSaver(BaseCheckpointSaver[str]):
     ) -> Steps[Mapping[str, DeltaChannelHistory]]:
         if not channels:
             return {}
-        place = Place.of(config)
-        remembered = place_of(pinned, place.thread_id, place.namespace)
-        answer = self._histories.take(remembered, channels, place.checkpoint_id)
+        ids = ConfigIds.of(config)
+        remembered = namespace_key(pinned, ids.thread_id, ids.namespace)
+        answer = self._histories.take(remembered, channels, ids.checkpoint_id)
         if answer is None:
             before = self._histories.at(remembered, channels)
             answer = yield from calls.channel_history(
-                place.thread_id,
-                place.namespace,
-                place.checkpoint_id,
+                ids.thread_id,
+                ids.namespace,
+                ids.checkpoint_id,
                 [*dict.fromkeys(channels)],
                 accepts=self._accepts,
                 mark=None if before is None else before.mark,
             )
-            yield from receiving(self._pieces, pinned, place.thread_id, _values_of(answer))
+            yield from receiving(self._pieces, pinned, ids.thread_id, _values_of(answer))
             answer = joined(before, answer)
             self._histories.keep(remembered, answer)
         histories: dict[str, DeltaChannelHistory] = {}

@@ -185,7 +185,7 @@ async def test_what_cannot_be_announced_ends_the_serving_with_the_reason():
 
 async def test_a_signal_after_the_loop_stopped_listening_does_not_end_the_process():
     with serving.StopRequest() as stop:
-        with stop.told_to(lambda: None):
+        with stop.notifying(lambda: None):
             pass
         signal.raise_signal(signal.SIGTERM)
         assert stop.count == 1

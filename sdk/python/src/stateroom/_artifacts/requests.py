@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 import msgspec
 
 from stateroom._artifacts.transfers import Part, UploadPlan, digest_field, digest_of_field
-from stateroom._protocol.core import Call, Steps, asked, encode_body, found, path
+from stateroom._protocol.core import Call, Steps, asked, asked_or, encode_body, path
 from stateroom._protocol.wire import (
     ArtifactCopyRequest,
     ArtifactPage,
@@ -253,7 +253,7 @@ def list_page(thread_id: str, name: str | None, limit: int, cursor: str | None) 
         query=(("name", name), ("limit", limit), ("cursor", cursor)),
         repeatable=True,
     )
-    return found(call, ArtifactPage, ArtifactPage(items=[]))
+    return asked_or(call, ArtifactPage, ArtifactPage(items=[]))
 
 
 def delete(artifact: Artifact | str) -> Steps[bool]:

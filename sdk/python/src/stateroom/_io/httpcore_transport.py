@@ -69,7 +69,11 @@ class HttpcoreTransport:
         if body is not None and len(body) >= SLICED_BYTES_MIN:
             content = paced(body, deadline)
         try:
-            limits = {"connect": lambda: min(waits[0], deadline.left()), "read": deadline.left, "write": deadline.left}
+            limits = {
+                "connect": lambda: min(waits[0], deadline.seconds_left()),
+                "read": deadline.seconds_left,
+                "write": deadline.seconds_left,
+            }
             answer = self._exchange(method, url, headers, content, {**limits, "pool": waits[1]})
             try:
                 return Reply(answer.status, _checked_headers(answer), b"".join(answer.iter_stream()))
@@ -85,7 +89,7 @@ class HttpcoreTransport:
         self, method: str, url: str, headers: Mapping[str, str], waits: tuple[float, float]
     ) -> Iterator["_Stream"]:
         """Send a request without a body and read the head of its answer. Raises ``NoAnswer``."""
-        with _told():
+        with _without_text():
             limits = {"connect": waits[0], **dict.fromkeys(("read", "write", "pool"), waits[1])}
             answer = self._exchange(method, url, headers, None, limits)
             try:
@@ -205,12 +209,12 @@ class _Stream:
 
     def pieces(self) -> Iterator[bytes]:
         """The body as it arrives. Raises ``NoAnswer`` where it breaks off."""
-        with _told():
+        with _without_text():
             yield from self._answer.iter_stream()
 
     def read(self) -> bytes:
         """The whole body. Raises ``NoAnswer`` where it breaks off."""
-        with _told():
+        with _without_text():
             return self._answer.read()
 
 
@@ -223,7 +227,7 @@ def _checked_headers(answer: httpcore2.Response) -> dict[str, str]:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _without_text() -> Iterator[None]:
     """Tell a failure without its text, which may quote what was sent or received."""
     try:
         yield

@@ -49,7 +49,7 @@ _WITH_DEADLINE = (httpx2.RequestError, TimeoutError)
 
 
 @contextmanager
-def _told(failures: tuple[type[Exception], ...] = (httpx2.RequestError,)) -> Iterator[None]:
+def _without_text(failures: tuple[type[Exception], ...] = (httpx2.RequestError,)) -> Iterator[None]:
     """Tell a failure without its cause, which holds the request with its credential."""
     try:
         yield
@@ -62,7 +62,7 @@ def _told(failures: tuple[type[Exception], ...] = (httpx2.RequestError,)) -> Ite
 
 def _by(deadline: Deadline, pieces: Iterator[bytes]) -> Iterator[bytes]:
     for piece in pieces:
-        deadline.left()
+        deadline.seconds_left()
         yield piece
 
 
@@ -76,12 +76,12 @@ class _Stream:
 
     def pieces(self) -> Iterator[bytes]:
         """The body as it arrives. Raises ``NoAnswer`` where it breaks off."""
-        with _told():
+        with _without_text():
             yield from self._response.iter_bytes()
 
     def read(self) -> bytes:
         """The whole body. Raises ``NoAnswer`` where it breaks off."""
-        with _told():
+        with _without_text():
             return self._response.read()
 
 
@@ -109,7 +109,7 @@ class HttpxTransport:
         if body is not None and len(body) >= SLICED_BYTES_MIN:
             headers, content = {**headers, "Content-Length": str(len(body))}, paced(body, deadline)
         request = self._open().stream(method, url, headers=headers, content=content, timeout=_timeout(waits))
-        with _told(_WITH_DEADLINE), request as answer:
+        with _without_text(_WITH_DEADLINE), request as answer:
             return Reply(answer.status_code, _lower(answer.headers), b"".join(_by(deadline, answer.iter_bytes())))
 
     @contextmanager
@@ -118,7 +118,7 @@ class HttpxTransport:
     ) -> Iterator[_Stream]:
         """Send a request without a body and read the head of its answer. Raises ``NoAnswer``."""
         request = self._open().stream(method, url, headers=headers, timeout=_timeout(waits))
-        with _told(), request as response:
+        with _without_text(), request as response:
             yield _Stream(response)
 
     def close(self) -> None:
@@ -141,12 +141,12 @@ class _AsyncStream:
         self._response = response
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        with _told():
+        with _without_text():
             async for piece in self._response.aiter_bytes():
                 yield piece
 
     async def read(self) -> bytes:
-        with _told():
+        with _without_text():
             return await self._response.aread()
 
 
@@ -171,7 +171,7 @@ class AsyncHttpxTransport:
         """Send a request and read its answer. Raises ``NoAnswer``."""
         attempt = waits[1]
         content: bytes | AsyncIterator[bytes] | None = body
-        with _told(_WITH_DEADLINE):
+        with _without_text(_WITH_DEADLINE):
             async with asyncio.timeout(attempt) as limit:
                 if body is not None and len(body) >= SLICED_BYTES_MIN:
                     headers, content = {**headers, "Content-Length": str(len(body))}, async_paced(body, limit, attempt)
@@ -185,7 +185,7 @@ class AsyncHttpxTransport:
     ) -> AsyncIterator[_AsyncStream]:
         """Send a request without a body and read the head of its answer. Raises ``NoAnswer``."""
         request = self._open().stream(method, url, headers=headers, timeout=_timeout(waits))
-        with _told():
+        with _without_text():
             async with request as response:
                 yield _AsyncStream(response)
 

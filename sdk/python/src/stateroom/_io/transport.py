@@ -55,7 +55,7 @@ class Deadline:
         """A slice of a large body went out, so the other side is alive: put the end off."""
         self._at = time.monotonic() + self._seconds
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """How many seconds are left, more than none. Raises ``TimeoutError``."""
         left = self._at - time.monotonic()
         if left <= 0:

@@ -18,7 +18,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint
 
 from stateroom._io.processes import PerProcess
-from stateroom._remembered.growth import Place
+from stateroom._remembered.growth import NamespaceKey
 from stateroom.types import Model, Usage
 
 _CHECKPOINTS_MAX = 4096
@@ -59,13 +59,13 @@ class Answers:
 
     def __init__(self) -> None:
         self._lock = PerProcess(threading.Lock)
-        self._seen: OrderedDict[tuple[Place, str], _Seen] = OrderedDict()
+        self._seen: OrderedDict[tuple[NamespaceKey, str], _Seen] = OrderedDict()
 
-    def note(self, place: Place, checkpoint_id: str, values: Mapping[str, Any], source: Any) -> None:
+    def note(self, key: NamespaceKey, checkpoint_id: str, values: Mapping[str, Any], source: Any) -> None:
         """Remember a checkpoint that was loaded, or is about to be saved.
 
         Args:
-            place: Its place.
+            key: Its namespace.
             checkpoint_id: Its id.
             values: The values of its channels.
             source: What made it.
@@ -73,10 +73,12 @@ class Answers:
         lists = {name: value for name, value in values.items() if isinstance(value, list)}
         ends = {name: (len(value), _mark(value[-1]) if value else None) for name, value in lists.items()}
         with self._lock.mine():
-            seen = self._of(place, checkpoint_id)
+            seen = self._of(key, checkpoint_id)
             seen.ends, seen.is_input = ends, source == "input"
 
-    def note_writes(self, place: Place, checkpoint_id: str, task_id: str, writes: Sequence[tuple[str, Any]]) -> None:
+    def note_writes(
+        self, key: NamespaceKey, checkpoint_id: str, task_id: str, writes: Sequence[tuple[str, Any]]
+    ) -> None:
         """Remember the answers among a task's pending writes; arguments as those of a put."""
         found = {
             (task_id, idx): (name, answers)
@@ -85,15 +87,15 @@ class Answers:
         }
         if found:
             with self._lock.mine():
-                self._of(place, checkpoint_id).writes.update(found)
+                self._of(key, checkpoint_id).writes.update(found)
 
     def added(
-        self, place: Place, parent_id: str | None, checkpoint: Checkpoint, changed: ChannelVersions
+        self, key: NamespaceKey, parent_id: str | None, checkpoint: Checkpoint, changed: ChannelVersions
     ) -> list[Answer]:
         """The answers that a step added to channels, each once.
 
         Args:
-            place: The place.
+            key: The namespace.
             parent_id: The step's parent; ``None``: it has none, and so everything is new.
             checkpoint: The step.
             changed: The channels that it changed.
@@ -101,7 +103,7 @@ class Answers:
         ends, is_input, writes = {}, False, list[tuple[str, list[Answer]]]()
         if parent_id is not None:
             with self._lock.mine():
-                seen = self._seen.get((place, parent_id)) or _Seen()
+                seen = self._seen.get((key, parent_id)) or _Seen()
                 if seen.ends is None:
                     return []
                 ends, is_input, writes = seen.ends, seen.is_input, [*seen.writes.values()]
@@ -117,10 +119,10 @@ class Answers:
             found |= {each.key: each for each in new}
         return [*found.values()]
 
-    def _of(self, place: Place, checkpoint_id: str) -> _Seen:
+    def _of(self, key: NamespaceKey, checkpoint_id: str) -> _Seen:
         """What is remembered of a checkpoint, to be changed while the lock is held."""
-        seen = self._seen.setdefault((place, checkpoint_id), _Seen())
-        self._seen.move_to_end((place, checkpoint_id))
+        seen = self._seen.setdefault((key, checkpoint_id), _Seen())
+        self._seen.move_to_end((key, checkpoint_id))
         while len(self._seen) > _CHECKPOINTS_MAX:
             self._seen.popitem(last=False)
         return seen
@@ -142,31 +144,33 @@ def _grown(value: list[Any], count: int, mark: str | None) -> list[Any]:
 
 def answers_of(values: Iterable[Any]) -> list[Answer]:
     """What messages of models among values say of their making; one that says nothing is left out."""
-    told = (each for each in values if isinstance(each, AIMessage) and (each.response_metadata or each.usage_metadata))
-    return [Answer(key=each.id or str(id(each)), model=_model(each), usage=_usage(each)) for each in told]
+    messages = (
+        each for each in values if isinstance(each, AIMessage) and (each.response_metadata or each.usage_metadata)
+    )
+    return [Answer(key=each.id or str(id(each)), model=_model(each), usage=_usage(each)) for each in messages]
 
 
 def _model(message: AIMessage) -> Model | None:
-    said = message.response_metadata
-    name = _text(said.get("model_name")) or _text(said.get("model"))
+    metadata = message.response_metadata
+    name = _text(metadata.get("model_name")) or _text(metadata.get("model"))
     if name is None:
         return None
     return Model(
         name=name,
-        hash=_text(said.get("system_fingerprint")),
-        temperature=_number(said.get("temperature")),
-        top_p=_number(said.get("top_p")),
-        seed=_whole(said.get("seed"), _SEED_MIN, _SEED_MAX),
+        hash=_text(metadata.get("system_fingerprint")),
+        temperature=_number(metadata.get("temperature")),
+        top_p=_number(metadata.get("top_p")),
+        seed=_whole(metadata.get("seed"), _SEED_MIN, _SEED_MAX),
     )
 
 
 def _usage(message: AIMessage) -> Usage | None:
-    said: Mapping[str, Any] | None = message.usage_metadata
-    if not said:
+    counts: Mapping[str, Any] | None = message.usage_metadata
+    if not counts:
         return None
     return Usage(
-        input_tokens=_whole(said.get("input_tokens"), 0, _TOKENS_MAX) or 0,
-        output_tokens=_whole(said.get("output_tokens"), 0, _TOKENS_MAX) or 0,
+        input_tokens=_whole(counts.get("input_tokens"), 0, _TOKENS_MAX) or 0,
+        output_tokens=_whole(counts.get("output_tokens"), 0, _TOKENS_MAX) or 0,
     )
 
 

@@ -16,7 +16,7 @@ _NAME_LENGTH_MAX = 255
 _STEP_MIN, _STEP_MAX = -(2**31), 2**31 - 1
 
 
-class Place(msgspec.Struct, frozen=True):
+class ConfigIds(msgspec.Struct, frozen=True):
     """The only three things a request takes from a graph's config, which also holds live objects."""
 
     thread_id: str
@@ -24,8 +24,8 @@ class Place(msgspec.Struct, frozen=True):
     checkpoint_id: str | None
 
     @classmethod
-    def of(cls, config: RunnableConfig) -> "Place":
-        """The place that a config names. Raises ``KeyError`` where it names no thread."""
+    def of(cls, config: RunnableConfig) -> "ConfigIds":
+        """What a config names. Raises ``KeyError`` where it names no thread."""
         configurable = config["configurable"]
         return cls(
             str(configurable["thread_id"]),

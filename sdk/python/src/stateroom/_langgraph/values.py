@@ -20,7 +20,7 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from stateroom._langgraph.columns import Place
+from stateroom._langgraph.columns import ConfigIds
 from stateroom._protocol.wire import ChannelIn, ChannelOut, CheckpointWithChannels, SerialisedWrite
 from stateroom.errors import IntegrityFailure, InvalidRequest
 
@@ -82,7 +82,7 @@ class Values:
         Raises:
             IntegrityFailure: It holds what no saver writes.
         """
-        place = Place(loaded.thread_id, loaded.namespace, loaded.checkpoint_id)
+        ids = ConfigIds(loaded.thread_id, loaded.namespace, loaded.checkpoint_id)
         kept = loaded.channels.get(SKELETON)
         skeleton = {} if kept is None else self.value(kept)
         if not isinstance(skeleton, dict):
@@ -111,10 +111,10 @@ class Values:
             "channel_versions": versions,
         }
         return CheckpointTuple(
-            config=place.config(loaded.checkpoint_id),
+            config=ids.config(loaded.checkpoint_id),
             checkpoint=cast(Checkpoint, checkpoint),
             metadata=cast(CheckpointMetadata, metadata),
-            parent_config=None if loaded.parent_id is None else place.config(loaded.parent_id),
+            parent_config=None if loaded.parent_id is None else ids.config(loaded.parent_id),
             pending_writes=[self.write(kept) for kept in loaded.pending_writes],
         )
 

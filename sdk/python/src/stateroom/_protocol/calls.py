@@ -14,7 +14,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import structs
 
-from stateroom._protocol.core import Answer, Call, Steps, asked, encode_body, found, is_repeatable, path
+from stateroom._protocol.core import Answer, Call, Steps, asked, asked_or, encode_body, is_repeatable, path
 from stateroom._protocol.wire import (
     ChannelHistories,
     ChannelsPage,
@@ -129,7 +129,7 @@ def _save_call(
 
 def show_head(thread_id: str, namespace: str) -> Steps[CheckpointInfo | None]:
     """The namespace's head without its state; ``None`` when there is none."""
-    return found(_load_call(thread_id, namespace, None, "none", None), CheckpointInfo, None)
+    return asked_or(_load_call(thread_id, namespace, None, "none", None), CheckpointInfo, None)
 
 
 def load_state(
@@ -171,7 +171,7 @@ def load_channels(
     """
     call = _load_call(thread_id, namespace, checkpoint_id, "channels", accepts, pieces="refs")
     asked = (*(("history", name) for name in history), ("mark", mark))
-    return found(structs.replace(call, query=(*call.query, *asked)), CheckpointWithChannels, None)
+    return asked_or(structs.replace(call, query=(*call.query, *asked)), CheckpointWithChannels, None)
 
 
 def _accepting(accepts: str | None) -> dict[str, str]:
@@ -270,7 +270,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 def list_infos(selection: Selection, limit: int, cursor: str | None) -> Steps[CheckpointPage]:
     """A page of checkpoints without state; an unknown thread has none."""
     call = selection.call(view="none", limit=limit, cursor=cursor)
-    return found(call, CheckpointPage, CheckpointPage(items=[]))
+    return asked_or(call, CheckpointPage, CheckpointPage(items=[]))
 
 
 def list_channels(
@@ -278,7 +278,7 @@ def list_channels(
 ) -> Steps[ChannelsPage]:
     """A page of checkpoints with serialised channels; an unknown thread has none."""
     call = selection.call(view="channels", limit=limit, cursor=cursor, pieces="refs", accepts=accepts)
-    return found(call, ChannelsPage, ChannelsPage(checkpoints=[]))
+    return asked_or(call, ChannelsPage, ChannelsPage(checkpoints=[]))
 
 
 def channel_history(
@@ -303,7 +303,7 @@ def channel_history(
         repeatable=True,
         seen=(thread_id, namespace),
     )
-    return found(call, ChannelHistories, ChannelHistories(channels={}))
+    return asked_or(call, ChannelHistories, ChannelHistories(channels={}))
 
 
 def trajectory(
@@ -348,7 +348,7 @@ def read_writes(thread_id: str, namespace: str, checkpoint_id: str, task_id: str
         query=(("namespace", namespace),),
         repeatable=True,
     )
-    return found(call, WritesPage, WritesPage(writes=[]))
+    return asked_or(call, WritesPage, WritesPage(writes=[]))
 
 
 def list_threads(
@@ -361,7 +361,7 @@ def list_threads(
 
 def show_thread(thread_id: str) -> Steps[ThreadInfo | None]:
     """A thread, or ``None``."""
-    return found(Call(method="GET", path=path("threads", ":", thread_id), repeatable=True), ThreadInfo, None)
+    return asked_or(Call(method="GET", path=path("threads", ":", thread_id), repeatable=True), ThreadInfo, None)
 
 
 def change_thread(thread_id: str, settings: ThreadSettings) -> Steps[ThreadInfo]:

@@ -151,7 +151,7 @@ def asked(call: Call, kind: type[T]) -> Steps[T]:
     return content
 
 
-def found(call: Call, kind: type[T], otherwise: Other) -> Steps[T | Other]:
+def asked_or(call: Call, kind: type[T], otherwise: Other) -> Steps[T | Other]:
     """The answer to a call, or something else where there is no such thread or checkpoint."""
     try:
         return (yield from asked(call, kind))
@@ -356,7 +356,7 @@ class Attempts:
         self._jitter = jitter
         self._now = now
         self._began = monotonic()
-        self._said: StateroomError | None = None  # the last refusal that was worth another attempt
+        self._last_refusal: StateroomError | None = None  # one that was worth another attempt
         self.count = 0
 
     def begin(self) -> tuple[float, float]:
@@ -373,7 +373,7 @@ class Attempts:
     def renew(self) -> None:
         """Something lasting was achieved; the budget begins anew."""
         self._began = self._monotonic()
-        self._said = None
+        self._last_refusal = None
         self.count = 1
 
     def failed(self, reason: str, *, received: bool) -> float:
@@ -393,8 +393,8 @@ class Attempts:
         error = GatewayUnavailable(f"{reason} (attempt {self.count})", retryable=True)
         if received and not self._call.repeatable:
             raise error
-        if self._said is not None and self._remaining_seconds() <= 0:
-            raise self._said from error
+        if self._last_refusal is not None and self._remaining_seconds() <= 0:
+            raise self._last_refusal from error
         return self._wait_seconds(error, None)
 
     def answered(self, status: int, headers: Mapping[str, str], body: bytes) -> Answer | float:
@@ -418,7 +418,7 @@ class Attempts:
             raise error
         if not self._call.repeatable and error.code in _POSSIBLY_DONE:
             raise error
-        self._said = error
+        self._last_refusal = error
         return self._wait_seconds(error, headers.get("retry-after"))
 
     def _remaining_seconds(self) -> float:

@@ -21,9 +21,9 @@ from stateroom._remembered.pieces import large_leaves, owner_tag
 
 # A shorter list is stored inside its checkpoint anyway.
 LIST_BYTES_MIN = 4 * 1024
-PLACES_MAX = 1024
+NAMESPACES_MAX = 1024
 
-Place = tuple[bytes, str, str]
+NamespaceKey = tuple[bytes, str, str]
 
 
 class Sent(Struct, frozen=True):
@@ -47,42 +47,42 @@ class Growth:
     """What was sent last to each thread and namespace; the least recently used go first. Threads may share it.
 
     Args:
-        places_max: How many threads and namespaces are remembered.
+        namespaces_max: How many threads and namespaces are remembered.
     """
 
-    def __init__(self, places_max: int = PLACES_MAX) -> None:
+    def __init__(self, namespaces_max: int = NAMESPACES_MAX) -> None:
         self._lock = PerProcess(threading.Lock)
-        self._places: OrderedDict[Place, _Checkpoint] = OrderedDict()
-        self._places_max = places_max
+        self._namespaces: OrderedDict[NamespaceKey, _Checkpoint] = OrderedDict()
+        self._namespaces_max = namespaces_max
 
-    def at(self, place: Place, checkpoint_id: str | None) -> Mapping[str, Sent]:
+    def at(self, key: NamespaceKey, checkpoint_id: str | None) -> Mapping[str, Sent]:
         """The lists of a checkpoint, if it is the one that was saved last."""
         with self._lock.mine():
-            growth = self._places.get(place)
+            growth = self._namespaces.get(key)
             if growth is None or growth.refused or growth.checkpoint_id != checkpoint_id:
                 return {}
             return growth.lists
 
-    def note(self, place: Place, checkpoint_id: str, lists: dict[str, Sent], *, first: bool) -> None:
+    def note(self, key: NamespaceKey, checkpoint_id: str, lists: dict[str, Sent], *, first: bool) -> None:
         """Remember an acknowledged save; ``first``: it has no parent, so what was refused before does not count."""
         with self._lock.mine():
-            growth = self._places.get(place)
+            growth = self._namespaces.get(key)
             if growth is None or first or not growth.refused:
-                self._keep(place, _Checkpoint(checkpoint_id, lists))
+                self._keep(key, _Checkpoint(checkpoint_id, lists))
 
-    def refuse(self, place: Place, checkpoint_id: str) -> None:
+    def refuse(self, key: NamespaceKey, checkpoint_id: str) -> None:
         """Remember that the gateway does not append here: its state version's JSON Schema wants whole lists, say."""
         with self._lock.mine():
-            self._keep(place, _Checkpoint(checkpoint_id, {}, refused=True))
+            self._keep(key, _Checkpoint(checkpoint_id, {}, refused=True))
 
-    def _keep(self, place: Place, kept: _Checkpoint) -> None:
-        self._places[place] = kept
-        self._places.move_to_end(place)
-        while len(self._places) > self._places_max:
-            self._places.popitem(last=False)
+    def _keep(self, key: NamespaceKey, kept: _Checkpoint) -> None:
+        self._namespaces[key] = kept
+        self._namespaces.move_to_end(key)
+        while len(self._namespaces) > self._namespaces_max:
+            self._namespaces.popitem(last=False)
 
 
-def place_of(pinned: Pinned, thread_id: str, namespace: str) -> Place:
+def namespace_key(pinned: Pinned, thread_id: str, namespace: str) -> NamespaceKey:
     """Under what a thread's namespace is remembered: what one subject sent is nothing another one appends to."""
     return owner_tag(pinned), thread_id, namespace
 

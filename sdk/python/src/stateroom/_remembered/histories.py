@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from stateroom._io.processes import PerProcess
 from stateroom._protocol.wire import ChannelHistories, ChannelHistory
-from stateroom._remembered.growth import Place
+from stateroom._remembered.growth import NamespaceKey
 from stateroom.errors import IntegrityFailure
 
 BYTES_MAX = 32 * 1024 * 1024
@@ -43,54 +43,54 @@ class Histories:
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._lock = PerProcess(threading.Lock)
-        self._places: OrderedDict[Place, _Kept] = OrderedDict()
+        self._namespaces: OrderedDict[NamespaceKey, _Kept] = OrderedDict()
         self._bytes = 0
         self._bytes_max = bytes_max
         self._come_with_loads = True
 
-    def at(self, place: Place, channels: Iterable[str]) -> ChannelHistories | None:
+    def at(self, key: NamespaceKey, channels: Iterable[str]) -> ChannelHistories | None:
         """What was given last, if it was of these channels; not to be changed."""
         with self._lock.mine():
-            kept = self._places.get(place)
+            kept = self._namespaces.get(key)
             if kept is None or kept.histories.channels.keys() != {*channels}:
                 return None
-            self._places.move_to_end(place)
+            self._namespaces.move_to_end(key)
             return kept.histories
 
-    def for_load(self, place: Place) -> ChannelHistories | None:
+    def for_load(self, key: NamespaceKey) -> ChannelHistories | None:
         """What was given last, if a load of the head can ask for what came since; not to be changed."""
         with self._lock.mine():
-            kept = self._places.get(place)
+            kept = self._namespaces.get(key)
             return kept.histories if kept is not None and self._come_with_loads else None
 
     def refuse_loads(self) -> None:
         """Remember that the gateway gives no histories with loads."""
         self._come_with_loads = False
 
-    def take(self, place: Place, channels: Iterable[str], checkpoint_id: str | None) -> ChannelHistories | None:
+    def take(self, key: NamespaceKey, channels: Iterable[str], checkpoint_id: str | None) -> ChannelHistories | None:
         """What came with the load of this checkpoint, if it was of these channels, once; not to be changed."""
         with self._lock.mine():
-            kept = self._places.get(place)
+            kept = self._namespaces.get(key)
             if kept is None or kept.loaded_id is None or kept.loaded_id != checkpoint_id:
                 return None
             if kept.histories.channels.keys() != {*channels}:
                 return None
-            self._places[place] = replace(kept, loaded_id=None)
-            self._places.move_to_end(place)
+            self._namespaces[key] = replace(kept, loaded_id=None)
+            self._namespaces.move_to_end(key)
             return kept.histories
 
-    def keep(self, place: Place, histories: ChannelHistories, loaded_id: str | None = None) -> None:
+    def keep(self, key: NamespaceKey, histories: ChannelHistories, loaded_id: str | None = None) -> None:
         """Keep what was given, in place of what was given before; ``loaded_id``: with the load of this checkpoint."""
         size = sum(map(_size, histories.channels.values()))
         with self._lock.mine():
-            before = self._places.pop(place, None)
+            before = self._namespaces.pop(key, None)
             self._bytes -= 0 if before is None else before.size_bytes
             if histories.mark is None or size > self._bytes_max:
                 return
-            self._places[place] = _Kept(histories, size, loaded_id)
+            self._namespaces[key] = _Kept(histories, size, loaded_id)
             self._bytes += size
             while self._bytes > self._bytes_max:
-                self._bytes -= self._places.popitem(last=False)[1].size_bytes
+                self._bytes -= self._namespaces.popitem(last=False)[1].size_bytes
 
 
 def joined(before: ChannelHistories | None, answer: ChannelHistories) -> ChannelHistories:

@@ -36,7 +36,7 @@ from stateroom._protocol.wire import (
     SerialisedWrite,
     WriteIn,
 )
-from stateroom._remembered.said import REQUEST_BYTES_MAX, SaidOfPieces, found_at, media_type_of
+from stateroom._remembered.leaf_notes import REQUEST_BYTES_MAX, PieceNotes, media_type_of, value_at
 from stateroom.errors import GatewayUnavailable, InvalidRequest, PieceUnknown
 from stateroom.types import CheckpointInfo, PendingWrite
 
@@ -164,7 +164,7 @@ class PieceCache:
         self._content: OrderedDict[tuple[bytes, bytes], bytes] = OrderedDict()
         self._content_bytes = 0
         self._content_bytes_max = content_bytes_max
-        self._said = SaidOfPieces()
+        self._notes = PieceNotes()
         # Whether the gateway knows what may be said of leaves; it is asked by the first save that says something.
         self.says = True
 
@@ -197,15 +197,15 @@ class PieceCache:
                 self._content.move_to_end((owner, piece_id))
             return content
 
-    def said(self, owner: bytes, piece_id: bytes) -> tuple[str | None, bytes | None]:
+    def note_of(self, owner: bytes, piece_id: bytes) -> tuple[str | None, bytes | None]:
         """The media type and the preview that somebody said a piece has."""
         with self._lock.mine():
-            return self._said.of((owner, piece_id))
+            return self._notes.of((owner, piece_id))
 
-    def note_said(self, owner: bytes, piece_id: bytes, media_type: str | None, preview: bytes | None) -> None:
+    def keep_note(self, owner: bytes, piece_id: bytes, media_type: str | None, preview: bytes | None) -> None:
         """Remember what was said of a piece."""
         with self._lock.mine():
-            self._said.note((owner, piece_id), media_type, preview)
+            self._notes.note((owner, piece_id), media_type, preview)
 
     def keep_content(self, owner: bytes, piece_id: bytes, content: bytes) -> None:
         """Keep the content of a piece for a while."""
@@ -234,7 +234,7 @@ def sending(
     thread_id: str,
     values: Sequence[ChannelIn | WriteIn],
     send: Callable[[], Steps[T]],
-    said_bytes: int = 0,
+    preview_bytes: int = 0,
 ) -> Steps[T]:
     """Send values that may be large: upload the leaves that were not sent before, put placeholders in their place.
 
@@ -246,7 +246,7 @@ def sending(
         thread_id: The thread the values go to.
         values: Of the body that ``send`` sends; changed in place.
         send: Makes the request.
-        said_bytes: Of previews that ``send`` sends beside.
+        preview_bytes: Of previews that ``send`` sends beside.
     """
     outgoing = [each for each in map(_outgoing, values) if each is not None]
     if not outgoing:
@@ -263,7 +263,7 @@ def sending(
         for each in outgoing:
             _punch(each, piece_ids)
         if cache.says:
-            _say(cache, owner_tag(pinned), outgoing, piece_ids, REQUEST_BYTES_MAX - said_bytes)
+            _say(cache, owner_tag(pinned), outgoing, piece_ids, REQUEST_BYTES_MAX - preview_bytes)
         try:
             return (yield from _sent(cache, outgoing, send))
         except PieceUnknown:
@@ -293,14 +293,14 @@ def _say(
     """Say of each placeholder what is known of its leaf; previews as far as there is room, those of the last first."""
     for each in reversed(outgoing):
         view = memoryview(each.data)
-        said: list[Leaf] = []
+        notes: list[Leaf] = []
         for (start, end), name, hole in reversed(list(zip(each.leaves, each.names, each.target.holes, strict=True))):
-            media_type, preview = cache.said(owner, piece_ids[name])
+            media_type, preview = cache.note_of(owner, piece_ids[name])
             room -= len(preview or b"")
             if room < 0:
                 preview = None
-            said.append(Leaf(at=hole, media_type=media_type or media_type_of(view[start:end]), preview=preview))
-        each.target.leaves = said[::-1]
+            notes.append(Leaf(at=hole, media_type=media_type or media_type_of(view[start:end]), preview=preview))
+        each.target.leaves = notes[::-1]
 
 
 def _place(pinned: Pinned, thread_id: str) -> bytes:
@@ -411,7 +411,7 @@ def receiving(
 def _note(cache: PieceCache, owner: bytes, leaves: Iterable[LeafOut]) -> None:
     """Remember what a load says of leaves."""
     for each in leaves:
-        cache.note_said(owner, each.piece, each.media_type, each.preview)
+        cache.keep_note(owner, each.piece, each.media_type, each.preview)
 
 
 def sending_state(
@@ -421,7 +421,7 @@ def sending_state(
     state: dict[str, Any],
     request: SaveRequest,
     send: Callable[[], Steps[T]],
-    said: Mapping[str, list[Leaf]] | None = None,
+    notes: Mapping[str, list[Leaf]] | None = None,
 ) -> Steps[T]:
     """Send a plain state that may be large, as `sending` does.
 
@@ -434,9 +434,9 @@ def sending_state(
         state: The state.
         request: What ``send`` sends; given the state here.
         send: Makes the request.
-        said: What the caller says of large leaves, by channel and path.
+        notes: What the caller says of large leaves, by channel and path.
     """
-    said = said or {}
+    notes = notes or {}
     encoded = {name: encode_body(value) for name, value in state.items()}
     large: dict[str, ChannelIn] = {}
     if request.state_schema is None:
@@ -451,18 +451,18 @@ def sending_state(
         sent = {name: each.data for name, each in large.items() if isinstance(each.data, bytes)}
         request.state.update((name, msgspec.Raw(data)) for name, data in sent.items())
         request.state_holes = {name: each.holes for name, each in large.items() if each.holes}
-        leaves = {name: [*said.get(name, ()), *(large[name].leaves if name in large else ())] for name in encoded}
+        leaves = {name: [*notes.get(name, ()), *(large[name].leaves if name in large else ())] for name in encoded}
         request.state_leaves = {name: each for name, each in leaves.items() if each}
         return send()
 
-    said_bytes = sum(len(each.preview or b"") for own in said.values() for each in own)
-    sent = yield from sending(cache, pinned, thread_id, list(large.values()), send_state, said_bytes)
-    for channel, own in said.items():
+    preview_bytes = sum(len(each.preview or b"") for own in notes.values() for each in own)
+    sent = yield from sending(cache, pinned, thread_id, list(large.values()), send_state, preview_bytes)
+    for channel, own in notes.items():
         for each in own:
-            value = found_at(state.get(channel), each.path or "")
+            value = value_at(state.get(channel), each.path or "")
             name = _name(_place(pinned, thread_id), encode_body(value)) if isinstance(value, (str, bytes)) else b""
             if (piece_id := cache.sent(name)) is not None:
-                cache.note_said(owner_tag(pinned), piece_id, each.media_type, each.preview)
+                cache.keep_note(owner_tag(pinned), piece_id, each.media_type, each.preview)
     return sent
 
 

@@ -24,8 +24,8 @@ from stateroom._protocol.wire import (
     WritesRequest,
     unset_if_none,
 )
+from stateroom._remembered.leaf_notes import large_values, notes_by_channel
 from stateroom._remembered.pieces import PieceCache, receiving_state, sending_state
-from stateroom._remembered.said import large_values, said_by_channel
 from stateroom._threads.fixtures import FixtureStep
 from stateroom._threads.long_lists import asked_about, is_due
 from stateroom._threads.plain import from_plain, result_type, state_from_plain, state_to_plain, to_plain
@@ -243,7 +243,7 @@ class ThreadSteps(Generic[StateT]):
     def _save(
         self, pinned: Pinned, state: StateT, request: SaveRequest, options: CheckpointOptions
     ) -> Steps[SaveReceipt]:
-        said = said_by_channel(options.get("previews"))
+        notes = notes_by_channel(options.get("previews"))
         yield from self._make_strict()
         # A strict object that never looked says so: the namespace shall have no head.
         if_new = self._head_id is None and (self._known or self._strict)
@@ -259,7 +259,7 @@ class ThreadSteps(Generic[StateT]):
                 if_match=self._head_id,
                 if_new=if_new,
             ),
-            said,
+            notes,
         )
         self._follow(receipt)
         return receipt
@@ -272,7 +272,7 @@ class ThreadSteps(Generic[StateT]):
         remove: Sequence[str],
         options: CheckpointOptions,
     ) -> Steps[SaveReceipt]:
-        said = said_by_channel(options.get("previews"))
+        notes = notes_by_channel(options.get("previews"))
         if self._fork_of is not None:
             raise InvalidRequest("a patch changes the head; save the fork first")
         if self._head_id is None and (yield from self._load(pinned)) is None:
@@ -283,7 +283,7 @@ class ThreadSteps(Generic[StateT]):
             set=state_to_plain(dict(set_ or {})),
             append={name: to_plain(calls.listed(elements)) for name, elements in (append or {}).items()},
             remove=calls.listed(remove),
-            leaves=said,
+            leaves=notes,
         )
         receipt = yield from calls.save(self.thread_id, request, if_match=self._head_id)
         self._follow(receipt)

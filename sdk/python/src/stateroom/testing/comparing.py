@@ -58,7 +58,11 @@ def comparable(value: Any) -> Any:
         value = dump()
     if isinstance(value, Mapping):
         message = message_of("", value)
-        return {str(name): comparable(each) for name, each in value.items()} if message is None else _said(message)
+        return (
+            {str(name): comparable(each) for name, each in value.items()}
+            if message is None
+            else _comparable_message(message)
+        )
     if isinstance(value, (bytes, bytearray, memoryview)):
         return {"$bytes": base64.b64encode(value).decode()}
     if isinstance(value, float) and not math.isfinite(value):
@@ -68,7 +72,7 @@ def comparable(value: Any) -> Any:
     return comparable(to_plain(value))
 
 
-def _said(message: Message) -> dict[str, Any]:
+def _comparable_message(message: Message) -> dict[str, Any]:
     shown: dict[str, Any] = {"role": message.role, "content": comparable(message.content)}
     if message.name is not None:
         shown["name"] = message.name

@@ -1,4 +1,4 @@
-"""What is said of large leaves: from a caller's words by path, and remembered by piece.
+"""Notes of large leaves: what is said of them, from a caller's words by path, and remembered by piece.
 
 A save names every large leaf that its state holds, and says of each what it is. What a caller said once, or what a load
 showed, is therefore remembered with the piece and said again, as far as one request has room for it. Forgetting it
@@ -31,8 +31,8 @@ Piece = tuple[bytes, bytes]
 Note = tuple[str | None, bytes | None]
 
 
-class SaidOfPieces:
-    """What was said of pieces: media types and previews, as far as a bound goes. Not for several threads at once."""
+class PieceNotes:
+    """The notes of pieces: media types and previews, as far as a bound goes. Not for several threads at once."""
 
     def __init__(self, bytes_max: int = _REMEMBERED_BYTES_MAX) -> None:
         self._notes: OrderedDict[Piece, Note] = OrderedDict()
@@ -75,21 +75,21 @@ def media_type_of(leaf: bytes | memoryview) -> str:
     return next((name for magic, name in _MAGIC.items() if begin.startswith(magic)), "application/octet-stream")
 
 
-def said_by_channel(previews: Mapping[str, Preview | bytes | str] | None) -> dict[str, list[Leaf]]:
+def notes_by_channel(previews: Mapping[str, Preview | bytes | str] | None) -> dict[str, list[Leaf]]:
     """What a caller says, by top-level key and with the rest of each path.
 
     Raises:
         InvalidRequest: A path is no JSON pointer to a value.
     """
-    said: dict[str, list[Leaf]] = {}
-    for path, given in (previews or {}).items():
+    notes: dict[str, list[Leaf]] = {}
+    for path, sent in (previews or {}).items():
         if not isinstance(path, str) or not path.startswith("/"):
             raise InvalidRequest('a preview is named by the path of its value in the state, such as "/page/html"')
         channel, slash, rest = path[1:].partition("/")
-        whole = given if isinstance(given, Preview) else Preview(given)
+        whole = sent if isinstance(sent, Preview) else Preview(sent)
         leaf = Leaf(path=slash + rest, media_type=whole.media_type, preview=_bytes_of(whole.data))
-        said.setdefault(_unescaped(channel), []).append(leaf)
-    return said
+        notes.setdefault(_unescaped(channel), []).append(leaf)
+    return notes
 
 
 def _bytes_of(data: bytes | str | None) -> bytes | None:
@@ -99,7 +99,7 @@ def _bytes_of(data: bytes | str | None) -> bytes | None:
     return data[:PREVIEW_BYTES_MAX].encode(errors="replace")[:PREVIEW_BYTES_MAX].decode(errors="ignore").encode()
 
 
-def found_at(tree: Any, path: str) -> Any:
+def value_at(tree: Any, path: str) -> Any:
     """What stands at a path in a plain tree; ``None``: nothing."""
     for step in path.split("/")[1:]:
         if isinstance(tree, dict):
