@@ -692,7 +692,7 @@ def frames(error: BaseException) -> list[str]:
 
 
 def page() -> str:
-    """``docs/problems.md``."""
+    """The text of ``docs/problems.md``."""
     yes = {True: "yes", False: "no"}
     rows = "\n".join(
         f"| `{kind.code}` | {kind.status} | {yes[kind.retryable]} | {kind.title}. {kind.advice} |"

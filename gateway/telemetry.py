@@ -269,7 +269,7 @@ class Metrics:
         self.pool_wait_seconds.observe(seconds)
 
     def commit(self, seconds: float) -> None:
-        """Storage committed."""
+        """Storage waited so long for a commit."""
         self.commit_seconds.observe(seconds)
 
     def integrity_failure(self) -> None:
@@ -483,7 +483,7 @@ class _StandardError:
         return sys.stderr.buffer.write(text)
 
     def flush(self) -> None:
-        """Flush it."""
+        """Flush the standard error of the moment."""
         sys.stderr.buffer.flush()
 
 

@@ -33,7 +33,7 @@ _MUST_END: Final[Mapping[str, str]] = {
 
 
 class JobCancelling:
-    """The verb."""
+    """Cancels jobs, other than those that have to end."""
 
     def __init__(self, unit_of_work: UnitOfWork, control: ControlRows, jobs: Jobs, audit: Audit) -> None:
         self._unit_of_work = unit_of_work

@@ -165,14 +165,14 @@ class InFlight(Protocol):
     """What counts in-flight work for the metrics."""
 
     def inc(self, amount: float = 1) -> None:
-        """Count up."""
+        """Add to what is in flight."""
 
     def dec(self, amount: float = 1) -> None:
-        """Count down."""
+        """Take from what is in flight."""
 
 
 class _Load:
-    """What somebody has in flight."""
+    """What one tenant or subject has in flight."""
 
     __slots__ = ("held_bytes", "requests", "slices")
 

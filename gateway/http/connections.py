@@ -93,7 +93,7 @@ class BoundedConnection(HttpToolsProtocol):
         transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Stop the timers of a connection that has ended."""
         for timer in (self._patience, self._unread):
             if timer is not None:
                 timer.cancel()

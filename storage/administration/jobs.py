@@ -247,7 +247,7 @@ class Jobs:
         self.added = asyncio.Event()
 
     async def ready(self) -> None:
-        """As `ControlRows.ready`."""
+        """Have at hand what the proofs of jobs need; it raises what `ControlRows.ready` raises."""
         await self._control.ready()
 
     async def add(

@@ -148,7 +148,7 @@ class KeepHot(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
     statuses: tuple[Status, ...] = ()
 
     def rule(self, now: datetime) -> ThinningRule:
-        """As a rule that says what goes.
+        """The thinning rule that says which checkpoints leave.
 
         Raises:
             ValueError: A number is out of its range.

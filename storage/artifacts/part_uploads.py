@@ -98,7 +98,7 @@ class _Running:
 
 
 class PartUploads:
-    """Uploads in parts."""
+    """Stores artifacts that are uploaded in parts, which a client may go on with later."""
 
     def __init__(self, rows: ArtifactRows) -> None:
         self._rows = rows

@@ -179,12 +179,12 @@ class WithheldCheckpoint:
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """As `OpenedCheckpoint.place`."""
+        """Where history has it: its id, thread and namespace."""
         return self.row.checkpoint_id, self.row.thread_id, self.row.namespace
 
     @property
     def parent_id(self) -> str | None:
-        """As `OpenedCheckpoint.parent_id`."""
+        """The id of its parent; None: it has none."""
         return self.row.parent_id
 
     def value(self, reader: None, writes: None) -> Checkpoint:  # noqa: ARG002  as `OpenedCheckpoint.value`

@@ -353,7 +353,7 @@ class States:
     # --- conversion ----------------------------------------------------------------------------------------------
 
     async def _as_adopted(self, scope: Scope, wanted: WantedVersions, checkpoint: Checkpoint) -> Checkpoint:
-        """As `adopted`, where a reader has a version in mind and gets state; all others get it as it was saved."""
+        """Apply `adopted` where a reader has a version in mind and gets state; leave all else as it was saved."""
         if wanted is AS_SAVED or checkpoint.channels is None:
             return checkpoint
         return await self.adopted(scope, checkpoint)

@@ -139,7 +139,7 @@ class Sweep(Rounds[Swept, Census]):
         """Sweep a tenant; None if its time has not come or another process is at it.
 
         Args:
-            tenant_id: The tenant.
+            tenant_id: The id of the tenant to sweep.
             now: Sweep at any time, even beside another process, and walk over all of its blobs.
 
         Raises:

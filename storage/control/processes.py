@@ -102,7 +102,7 @@ async def seen(transaction: Transaction) -> list[Process]:
 
 
 async def unregistered(transaction: Transaction) -> int:
-    """As `Processes.unregistered`."""
+    """Count the sessions of builds from before the registry."""
     return await transaction.fetch_only(sql.UNREGISTERED)
 
 

@@ -103,11 +103,11 @@ class Proved(Protocol):
 
     @property
     def mac(self) -> bytes | None:
-        """The MAC."""
+        """The MAC over the row; None in a row from before MACs."""
 
     @property
     def mac_format(self) -> int | None:
-        """The MAC's format."""
+        """The MAC's format; None for the first."""
 
 
 def proof_of(row: Proved) -> Proof:
@@ -176,7 +176,7 @@ class ControlRows:
         )
 
     def is_sound(self, row: Row, proof: Proof) -> bool:
-        """As `is_authentic`, and whoever watches is told of a row that is not.
+        """Whether a row `is_authentic`; the observer is told of one that is not.
 
         Raises:
             KeyUnavailable: as `is_authentic`.

@@ -149,7 +149,7 @@ class _Level:
 
 
 def _paths_in(data: bytes, at: int, offsets: Sequence[int], prefix: str) -> list[str | None]:
-    """As `paths_at`, inside of one object that begins at ``at``."""
+    """Find what `paths_at` finds, inside of one object that begins at ``at``."""
     found: list[str | None] = []
     levels: list[_Level] = []
     is_begun = False

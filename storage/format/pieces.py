@@ -255,7 +255,10 @@ class Cutter:
         added: bytes,
         said: Sequence[LargeLeaf],
     ) -> "tuple[Body, Grown]":
-        """As `append`, and what became of the list's large leaves; ``said``: of those in ``added``, by their paths."""
+        """Put elements after those of a list as `append` does; returns also what became of the list's large leaves.
+
+        ``said`` has the large leaves in ``added``, by their paths.
+        """
         _, leaves, closed_before = body
         before, begun = leaves[:closed_before], leaves[closed_before:]
         piece_ids = piece_ids_of((b"", before, 0), ids)
@@ -576,7 +579,7 @@ def open_piece(digests: Digests, piece_id: bytes, plaintext: bytes, children: by
 
 
 def open_content(digests: Digests, piece_id: bytes, kind: int, data: bytes, children: bytes | None) -> Opened:
-    """As `open_piece`, of a known kind.
+    """An opened piece of a known kind, after its id was computed again.
 
     Raises:
         IntegrityFailure: the content is not what the id names.
@@ -663,7 +666,10 @@ class Joined(msgspec.Struct, frozen=True):
 
 
 def put_together(body: Body, ids: Sequence[bytes], look_up: Callable[[bytes], Opened], *, refs: bool) -> Joined:
-    """As `join` or, with ``refs``, as `join_holed`; and the large leaves, whether or not they are in their place."""
+    """Put a value together as `join` does or, with ``refs``, as `join_holed` does.
+
+    The result names the large leaves, whether or not they are in their place.
+    """
     if isinstance(body, bytes):
         return Joined(body)
     return _Joiner(look_up, resolves=not refs).run(body, ids)

@@ -348,7 +348,7 @@ class _Batch:
         self.done += await self._transaction.run(statement, thread_id=self._thread.thread_id, **columns)
 
     def _resealed(self, kind: Kind, location: tuple[Field, ...], key_version: int, envelope: bytes) -> bytes | None:
-        """As the function, of a row that names its key version."""
+        """Seal an envelope again, if it is sealed under the key version that its row names."""
         try:
             check_key_version(key_version, envelope)
         except IntegrityFailure:

@@ -194,9 +194,9 @@ class Migrating:
         """Begin to plan, migrate or roll back; while a job of the kind goes on for the schema, this is the same job.
 
         Args:
-            scope: The tenant.
+            scope: The tenant whose state it is.
             kind: What to do.
-            schema: The schema.
+            schema: The schema's name.
             actor: Who begins it, for the audit log.
             target_version: The version to migrate to; None: the newest.
             heads_per_second: The number of heads to look at in a second, at most.

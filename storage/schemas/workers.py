@@ -160,7 +160,7 @@ class _Worker:
 
 
 class Workers:
-    """The pool."""
+    """The pool of worker processes, which tenants share."""
 
     def __init__(
         self,

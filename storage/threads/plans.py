@@ -323,7 +323,7 @@ class Plans:
     async def _news(
         self, locked: LockedThread, namespace: str, known: KnownNamespace, live: LiveSet
     ) -> list[OpenedCheckpoint]:
-        """The checkpoints that the plan does not know; those that it knows in vain are taken out of it."""
+        """The checkpoints that the plan does not know yet; it also forgets those that are there no more."""
         sealer, more = locked.plan.sealer, live.count - known.live.count
         where = {"thread_id": locked.thread_id, "namespace": namespace}
         if 0 < more <= _NEWEST_ROWS_MAX:

@@ -69,7 +69,7 @@ class _Removed:
     pending_writes: int = 0
 
     def removal(self) -> Removal:
-        """As the caller is told."""
+        """What the caller is told of it."""
         if not self.checkpoints and not self.pending_writes:
             return NOTHING
         return Removal(threads=1, checkpoints=self.checkpoints, pending_writes=self.pending_writes)

@@ -284,7 +284,7 @@ class ThinningRule:
 def _down_to(
     checkpoints_max: int, thread: Mapping[str, Known], firm: dict[str, set[str]], kept: dict[str, set[str]]
 ) -> dict[str, set[str]]:
-    """As many of the newest among ``kept`` as fit beside what is ``firm``."""
+    """Reduce ``kept`` to what is ``firm`` and as many of the newest others as fit beside it."""
     if sum(map(len, kept.values())) <= checkpoints_max * HYSTERESIS:
         return kept
     # Newest first, over all namespaces.

@@ -107,7 +107,7 @@ class ColdHead(msgspec.Struct, frozen=True):
 
     @property
     def row(self) -> HeadRow:
-        """As it was in the database."""
+        """The row of the head, as it was in the database."""
         return HeadRow(self.head.namespace, self.head.head_id, self.head.sequence, self.head.seal)
 
 
