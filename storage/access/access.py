@@ -34,7 +34,7 @@ class Restorer(Protocol):
         """
 
     async def thaw_progress(self, scope: Scope, thread_id: str) -> float | None:
-        """How far the thaw of a thread is, from 0 to 1; None where nobody knows."""
+        """How far the thaw of a thread is, from 0 to 1; None where that is not known."""
 
 
 class AtOnce(msgspec.Struct, Generic[T, R], frozen=True):

@@ -246,7 +246,7 @@ async def check_absent(snapshot: Snapshot, sealer: Sealer, namespace: str) -> No
         return
     if row.tier != "hot" and not snapshot.is_archived:
         raise ThreadElsewhere
-    # Whoever sees into segments has looked there for its head; others need to see into them only if it is there.
+    # A reader that sees into segments has looked there for its head; others need to see into them only if it is there.
     if snapshot.sums is None and await find_cold_head(
         snapshot.transaction, sealer, snapshot.thread_id, sums, namespace
     ):

@@ -14,9 +14,9 @@ true: heads count less and their sequence goes on, the thread's pending writes a
 with their heads in the volume are gone, as after a removal. A head in another segment goes on likewise, in its list.
 Volumes go in an order in which what is left is whole at any moment; those of which neither can go first go together.
 
-Whoever dies in between leaves a whole thread, and doing it again goes on. Objects lose their references, and the
+A process that dies in between leaves a whole thread, and doing it again goes on. Objects lose their references, and the
 sweeper removes them after the backup window. A thread under a client-held share takes the share, and an archived one
-goes as a whole. How old is old enough is not decided here, nor whether somebody may do this.
+goes as a whole. How old is old enough is not decided here, nor whether the caller may do this.
 """
 
 import asyncio
@@ -173,7 +173,7 @@ class Expiring:
         guard: Guard | None = None,
         share: ClientShare | None = None,
     ) -> Expired:
-        """Remove the volumes whose segments were all made before a moment, by the database's clock, and nobody needs.
+        """Remove volumes that nothing needs, whose segments were all made before a moment of the database's clock.
 
         ``guard`` is asked under the thread's lock; what it raises stops the work, and what went is gone.
 

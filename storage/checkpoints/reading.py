@@ -210,7 +210,7 @@ async def scan(rows: Listing, sealers: ThreadSealers, query: HistoryQuery) -> Pa
             after = history_order(row)
             opened = sealers.opened(row)
             if isinstance(opened, WithheldCheckpoint):
-                # What is damaged might have matched: nobody can tell.
+                # What is damaged might have matched: there is no telling.
                 if query.metadata and not opened.is_damaged:
                     continue
                 matches.append(opened)

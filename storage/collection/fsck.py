@@ -296,7 +296,7 @@ class _Check:
                 strangers = await self.ledger.refer_artifacts(transaction, thread_id, missing)
                 await self.ledger.refer(transaction, thread_id, strangers)
                 await self.ledger.keep(transaction, thread_id)
-        except LostRaceError:  # somebody is at it; the next check will tell
+        except LostRaceError:  # another request is at it; the next check will tell
             return False
         return True
 

@@ -54,11 +54,11 @@ LEAF_SHOWN_BYTES = 256
 # many; a list that grew by many saves can have them, when it is compacted or converted.
 LIST_ELEMENTS_MAX = 1_000_000
 # As many bytes, or elements of lists, are cut beside the event loop: a second of cutting is then not a second in which
-# nobody is answered. An element takes more than a microsecond, however short it is.
+# no request is answered. An element takes more than a microsecond, however short it is.
 CUT_BESIDE_BYTES_MIN = 256 * 1024
 CUT_BESIDE_ELEMENTS_MIN = 2000
-# FastCDC's least, average and greatest segment; the second for bytes that nobody but their own program can read, which
-# rarely change in the middle and cost an object each where pieces go to the object store.
+# FastCDC's least, average and greatest segment; the second for bytes that only their own program can read, which rarely
+# change in the middle and cost an object each where pieces go to the object store.
 _SEGMENTS = (4 * 1024, 16 * 1024, GROUP_BYTES_MAX)
 _LARGE_SEGMENTS = (64 * 1024, 256 * 1024, 1024 * 1024)
 
@@ -331,7 +331,7 @@ class Cutter:
         for start, end in pairwise(bounds or (0, len(data))):
             if end - start >= bytes_min:
                 leaves.extend(large_leaves(data, start, end, bytes_min))
-        if holes:  # a placeholder is never inside a leaf of its own value, unless somebody says so
+        if holes:  # a placeholder is never inside a leaf of its own value, unless a caller says so
             leaves = [(start, end) for start, end in leaves if not _any_within(holes, start, end)]
         if not leaves:
             return data, holes, bounds, holes

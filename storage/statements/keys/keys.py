@@ -49,8 +49,9 @@ class SubjectKeyRow(StoredSubjectKey, frozen=True):
 
 
 # Rows that are not destroyed, hashed and summed by XOR, so that no order matters. Edited rows, rows that were put back
-# and rows that were removed make another number: whoever keeps opened keys compares it (revision a34). How a tenant key
-# is wrapped is left out, because exchanging a root key would make every process open every subject's keys again.
+# and rows that were removed make another number: a process that keeps opened keys compares it (revision a34). How a
+# tenant key is wrapped is left out, because exchanging a root key would make every process open every subject's keys
+# again.
 _SUBJECT_HASH = """coalesce((SELECT bit_xor(hash_record_extended(
             ROW(k.purpose, k.key_version, k.tenant_key_version, k.state, k.wrapped, k.kcv), 0))
          FROM stateroom.subject_keys k
@@ -81,7 +82,8 @@ FROM stateroom.subject_keys WHERE tenant_id = :tenant_id AND subject_id = :subje
     SubjectKeyRow,
 )
 
-# Whether a subject has anything. By order, because whoever only asks whether there is a row may scan the table for it.
+# Whether a subject has anything. By order, because a statement that only asks whether there is a row may scan the table
+# for it.
 HAS_ANYTHING = Statement(
     """
 SELECT coalesce(
@@ -114,7 +116,8 @@ ON CONFLICT DO NOTHING
 """)
 
 # Held to the end of the transaction that wraps a key under it: a rotation or a shred of the tenant key waits, and
-# whoever comes after one sees another state. So no subject key is ever wrapped under a version that was given up.
+# a transaction that comes after one sees another state. So no subject key is ever wrapped under a version that was
+# given up.
 HOLD_TENANT_KEY = Statement(
     """
 SELECT state FROM stateroom.tenant_keys WHERE tenant_id = :tenant_id AND key_version = :key_version FOR SHARE
