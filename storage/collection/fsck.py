@@ -115,7 +115,7 @@ async def _silent(_report: FsckReport) -> None:
 
 
 class Fsck:
-    """Checks tenants."""
+    """Compares tenants' rows with their objects, and mends what can be mended."""
 
     def __init__(
         self,

@@ -76,7 +76,7 @@ class Rows(Listing, Protocol):
     """What is read of one thread, wherever its rows are."""
 
     async def checkpoint(self, namespace: str, checkpoint_id: str | None) -> CheckpointRow | None:
-        """One checkpoint."""
+        """The checkpoint of this id; None: it is not stored, or there is no id."""
 
     async def ancestors(self, namespace: str, checkpoint_id: str, limit: int) -> list[CheckpointRow]:
         """A checkpoint and those it was made from, nearest first, as far as they are stored."""

@@ -100,7 +100,7 @@ class Client:
 
     Args:
         url: The gateway's URL.
-        api_key: The API key.
+        api_key: The API key that authenticates each request.
         options: The options that ``ClientOptions`` lists.
 
     Raises:

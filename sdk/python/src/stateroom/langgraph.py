@@ -171,7 +171,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
 
     Args:
         url: The gateway's URL.
-        api_key: The API key.
+        api_key: The API key that authenticates each request.
         options: The options that ``SaverOptions`` lists.
 
     Raises:

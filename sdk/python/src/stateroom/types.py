@@ -452,9 +452,9 @@ class RemovalReceipt(msgspec.Struct, kw_only=True):
     """How much was removed.
 
     Attributes:
-        threads: Whole threads.
-        checkpoints: Checkpoints.
-        pending_writes: Pending writes.
+        threads: How many threads went whole.
+        checkpoints: How many checkpoints went.
+        pending_writes: How many pending writes went.
     """
 
     threads: int = 0
