@@ -233,7 +233,7 @@ class BlobCipher:
 
         Args:
             owner: What `encode_owner` made of the deployment, the tenant and the subject.
-            blob_id: The blob.
+            blob_id: The blob's id, to which the key is bound.
             blob_key: Its own key, from the sealed pointer.
         """
         self._context = _CONTEXT_PREFIX + _HEADER + owner + encode_fields((blob_id,))
@@ -281,7 +281,7 @@ class BlobCipher:
         """Check a part's commitment, so that spans of the part can be opened.
 
         Args:
-            number: The part.
+            number: The part's number.
             prefix: The part's first `PREFIX_BYTES`, or more of it.
 
         Raises:

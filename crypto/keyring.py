@@ -211,7 +211,7 @@ class KeyCache(Generic[K, V]):
     """A bounded cache of opened keys with two ages, a memory of refusals and one load at a time for each entry.
 
     Younger than `soft_ttl_seconds`, an entry is used; in the last tenth of that age its use also starts a load
-    that nobody waits for. Between the two ages `get_or_load` waits for a load and falls back to the old value only
+    that no request waits for. Between the two ages `get_or_load` waits for a load and falls back to the old value only
     while the loader says `KeyUnavailable` (an outage must not stop cached tenants); for another such tenth after
     an attempt that said so, it does not wait. Older than `hard_ttl_seconds`, an entry does not exist. Any other
     failure of a load evicts the entry: a key that was denied or destroyed must not be served from memory.
@@ -404,6 +404,6 @@ class KeyCache(Generic[K, V]):
 
 
 def _retrieve(load: "asyncio.Task[V]") -> None:
-    """Mark a failure as seen, so that a load nobody waits for any more does not log its traceback."""
+    """Mark a failure as seen, so that a load that is not waited for any more does not log its traceback."""
     if not load.cancelled():
         load.exception()

@@ -1,9 +1,9 @@
 """The capability to seal and open one subject's data.
 
-Owns `Sealer`: whoever holds one can seal and open under exactly one deployment, tenant and subject, and
-nothing else. The location comes from the caller, who must take it from the request and never from the row. It
-does not know which keys are destroyed in the database, does not load keys, and does not detect that an old
-envelope was put back in its own place.
+Owns `Sealer`: code that holds one can seal and open under exactly one deployment, tenant and subject, and nothing else.
+The location comes from the caller, who must take it from the request and never from the row. It does not know which
+keys are destroyed in the database, does not load keys, and does not detect that an old envelope was put back in its own
+place.
 
 A sealer may be mixed with a share that only the client holds: what it seals then takes both the subject's keys and
 the share. Envelopes say so in their flags, and neither sort of sealer opens what the other sealed.
@@ -110,7 +110,7 @@ class Sealer:
 
         Row keys and the id key are mixed (`SecretKey.mix`), hence every envelope, content id, boundary and MAC.
 
-        The share is 32 random bytes that the client keeps; whoever can guess them is not kept out.
+        The share is 32 random bytes that the client keeps; a client that can guess them is not kept out.
 
         Raises:
             ValueError: There are not 32 of them, or this sealer is mixed with a share already.
@@ -257,7 +257,7 @@ class Sealer:
     def new_blob_key() -> SecretKey:
         """A random key for one new blob; it is kept in the blob's sealed pointer and nowhere else.
 
-        So a rotation seals pointers again and no blob, and whoever cannot open the pointer cannot open the blob.
+        So a rotation seals pointers again and no blob, and without opening the pointer the blob cannot be opened.
         """
         return SecretKey.generate()
 

@@ -7,14 +7,14 @@ Owns the transfer key pair, the text form of who receives, and the outer form of
     sealed file key = HPKE, RFC 9180, base mode, DHKEM(X25519, HKDF-SHA256), HKDF-SHA256, AES-256-GCM;
                       info = "stateroom/v2/export" 00 || everything before it in the file
     message = sealed under a key that is derived from file key and tenant, in the context of the same bytes
-    tag     = derived from the same two: it tells who has the file key which tenant is meant, and nobody else
+    tag = derived from the same two: it tells only the holder of the file key which tenant is meant
 
 One message of 16 KiB chunks holds all of the content: no chunk can be moved, left out or taken from another export, and
 only the last one is shorter, so that a stream that was cut does not open to its end. HPKE's base mode says nothing of
 who sealed: anybody who has the public key can make an export for it. What the content means is decided above.
 
 A file of format 1 names a deployment and no tenant, so that every tenant there can take it in: it is read only where
-somebody answers for that one file, and never made.
+an administrator answers for that one file, and never made.
 """
 
 import base64
@@ -251,7 +251,7 @@ class ExportOpener:
         Raises:
             ExportForOther: it is sealed for a key that is not ours.
             ExportForOtherTenant: it is for another tenant of this deployment.
-            ExportUnbound: it names no tenant, and nobody answers for it.
+            ExportUnbound: it names no tenant, and no administrator answers for it.
             OpenError: `format` or `unsupported`: it is no export that this release reads; `authentication`: it was
                 altered.
         """

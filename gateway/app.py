@@ -2,7 +2,7 @@
 
 Owns the order of things: request id, refusal when full, metrics and access log around everything (so that
 paths of no operation count too); problems for every exception; startup and shutdown. What surrounds one operation is
-`gateway.routing.operations`'s affair, and the server's own life (sockets, signals) belongs to whoever runs it.
+`gateway.routing.operations`'s affair, and the server's own life (sockets, signals) belongs to the program that runs it.
 """
 
 import asyncio
@@ -153,7 +153,7 @@ class Gateway:
                 with services.admission.request():
                     route, parameters = self.router.find(wanted, path)
                     await route.run(services, facts, parameters, receive, answer)
-        except Exception as reason:  # noqa: BLE001  what nobody else answered
+        except Exception as reason:  # noqa: BLE001  what was not answered further in
             if facts.status:
                 # Half an answer is out. Returning now makes the server cut the connection; its log gets no traceback.
                 _log.warning("answer cut", error=type(reason).__name__, request_id=facts.request_id)
@@ -198,7 +198,7 @@ class Gateway:
         )
 
     def _note(self, facts: Facts, route: Route, parameters: dict[str, str]) -> None:
-        """Note an access of somebody's rows for the audit log; ordinary access and act-as alike."""
+        """Note an access of a subject's rows for the audit log; ordinary access and act-as alike."""
         assert facts.access is not None  # noqa: S101  for the type checker: the caller looked
         of_chain, actor, target = facts.access
         thread = parameters.get("thread_id")
@@ -325,7 +325,7 @@ async def open_app(
         SetupError: the database is not set up as it must be.
         RootKeyInvalid: the root key cannot be used.
         SettingsError: the object store's URL is wrong, or what the deployment ships for a state schema is no chain of
-            steps, or can be changed by somebody else.
+            steps, or can be changed by another user.
     """
     give_large_buffers_back()
     metrics = metrics or Metrics()

@@ -45,7 +45,7 @@ class GatewayError(Exception):
 class InvalidRequest(GatewayError):
     """The request is readable but wrong; `faults` say where, and `limit` names the limit it exceeds, if it does.
 
-    No more than `limits.FAULTS_MAX` of the faults are told; whoever finds them can stop at one more.
+    No more than `limits.FAULTS_MAX` of the faults are told; a check that finds them can stop at one more.
     """
 
     def __init__(self, *faults: Fault, limit: str | None = None) -> None:
@@ -72,7 +72,7 @@ class MethodUnknown(GatewayError):
 
 
 class HttpMalformed(GatewayError):
-    """What came is no request of HTTP, or one that nobody reads alike."""
+    """What came is no request of HTTP, or one that servers read differently."""
 
 
 class PathUnknown(GatewayError):
@@ -692,7 +692,7 @@ def frames(error: BaseException) -> list[str]:
 
 
 def page() -> str:
-    """``docs/problems.md``."""
+    """The text of ``docs/problems.md``."""
     yes = {True: "yes", False: "no"}
     rows = "\n".join(
         f"| `{kind.code}` | {kind.status} | {yes[kind.retryable]} | {kind.title}. {kind.advice} |"

@@ -175,7 +175,7 @@ class Readiness:
             _log.error("clock is off", offset_seconds=round(offset.seconds, 3), bound_seconds=OFFSET_SECONDS_MAX)
 
     async def keep_watching(self) -> None:
-        """Probe again and again, until cancelled, also where nobody asks: what is found is measured and logged."""
+        """Probe again and again, until cancelled, also where no one asks: what is found is measured and logged."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             await self.report()

@@ -238,11 +238,11 @@ class Metrics:
         child.observe(seconds)
 
     def probed(self, route: str, status: int) -> None:
-        """Count a question of whoever balances load, apart from clients' requests."""
+        """Count a question of a load balancer, apart from clients' requests."""
         self.probes_total.labels(route, str(status)).inc()
 
     def bounded(self, limit: str, allowed: float, used: Callable[[], float]) -> None:
-        """Show a limit of this process, and what of it is in use at the moment somebody looks.
+        """Show a limit of this process, and what of it is in use at the moment of the scrape.
 
         Args:
             limit: The limit's name.
@@ -269,7 +269,7 @@ class Metrics:
         self.pool_wait_seconds.observe(seconds)
 
     def commit(self, seconds: float) -> None:
-        """Storage committed."""
+        """Storage waited so long for a commit."""
         self.commit_seconds.observe(seconds)
 
     def integrity_failure(self) -> None:
@@ -474,7 +474,7 @@ class MetricsServer:
 
 
 class _StandardError:
-    """The process's stderr of the moment: loggers are cached, and whoever redirects stderr replaces the object."""
+    """The process's stderr of the moment: loggers are cached, and a redirection of stderr replaces the object."""
 
     name = "<stderr>"
 
@@ -483,7 +483,7 @@ class _StandardError:
         return sys.stderr.buffer.write(text)
 
     def flush(self) -> None:
-        """Flush it."""
+        """Flush the standard error of the moment."""
         sys.stderr.buffer.flush()
 
 

@@ -1,8 +1,8 @@
 """Repairing control rows, on the record: adopting those from before MACs, and putting damaged jobs aside.
 
-Damaged schemas, policies and holds are superseded by whoever says them again (`storage.schemas.registry`,
-`storage.retention.policies`); a job is said by nobody. Adopting believes what the rows say: it is for rows that were
-there before revision a21, and whoever runs it looks at the list first. A row whose MAC is wrong is never adopted.
+Damaged schemas, policies and holds are superseded once they are said again (`storage.schemas.registry`,
+`storage.retention.policies`); a job is never said again. Adopting believes what the rows say: it is for rows that were
+there before revision a21, and the operator looks at the list first. A row whose MAC is wrong is never adopted.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -103,7 +103,7 @@ class ControlRepair:
                 tenant_id, row = found.tenant_id, found.row
                 async with self._unit_of_work.begin(_scope_of(found)) as transaction:
                     if not await self._stamp(transaction, row):
-                        continue  # somebody wrote it meanwhile
+                        continue  # it was written meanwhile
                     await self._audit.append(transaction, tenant_id, actor, "control-row.adopt", str(row)[:_SHOWN_MAX])
                 yield found
 

@@ -6,7 +6,7 @@ no more memory (RLIMIT_AS, vm.overcommit_memory=2):
 - ``encode`` lets go of its bytes object twice when that cannot grow. ``encode_into`` grows a bytearray, which stays
   whole, so everything is encoded so. The copy at its end costs no time at 10 KB: a bytearray grows faster.
 - Decoding JSON writes ASCII texts without asking whether there was room for them. So room for all that the text can
-  become is taken and given back before; nobody else makes objects in between, as the interpreter's lock is kept.
+  become is taken and given back before; no other thread makes objects in between, as the interpreter's lock is kept.
 
 Decoding MessagePack, ``convert``, ``to_builtins`` and ``msgspec.json.format`` raise what they should. How much memory
 is used is not bounded here.

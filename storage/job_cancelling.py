@@ -1,7 +1,7 @@
 """Ending a job before its time, on the record.
 
 Owns which kinds may be ended so. What a job did before it was cancelled stays done: a migrated head, a verified
-thread. Whoever works on it notices when it next moves on, so that what it is at may still be done. Only the
+thread. The process that works on it notices when it next moves on, so that what it is at may still be done. Only the
 verification of all tenants begins other jobs; those end with it by themselves (`storage.verification.jobs`).
 """
 
@@ -33,7 +33,7 @@ _MUST_END: Final[Mapping[str, str]] = {
 
 
 class JobCancelling:
-    """The verb."""
+    """Cancels jobs, other than those that have to end."""
 
     def __init__(self, unit_of_work: UnitOfWork, control: ControlRows, jobs: Jobs, audit: Audit) -> None:
         self._unit_of_work = unit_of_work

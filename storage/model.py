@@ -215,7 +215,7 @@ class SaveRule:
 
 @dataclass(frozen=True, slots=True)
 class LongList:
-    """A list channel that is longer than a save policy wants it; ``size`` None: nobody counted all of its bytes."""
+    """A list channel that is longer than a save policy wants it; ``size`` None: its bytes were not all counted."""
 
     channel: str
     elements: int
@@ -549,7 +549,7 @@ class ApiKeyRecord:
     Attributes:
         mac: An HMAC of the secret and of what the key may do, never the secret.
         pepper_version: Of the pepper that made ``mac``.
-        seal: None where a gateway of the release before made the key, or somebody took the seal away.
+        seal: None where a gateway of the release before made the key, or the seal was taken away.
         suspended: Whether its tenant is suspended; said by the look-up of a presented key, and by nothing else.
     """
 

@@ -91,7 +91,7 @@ BACKUP_RETENTION_DAYS = 30
 class Health:
     """What the database says of itself.
 
-    ``unlocked``: whether nobody holds a lock on tables that keeps saves out.
+    ``unlocked``: whether no session holds a lock on tables that keeps saves out.
     """
 
     writable: bool
@@ -137,7 +137,7 @@ DEFAULT_OPTIONS = StoreOptions()
 
 
 class Store:
-    """Everything storage can do, for whoever has a scope."""
+    """Everything storage can do, for a caller that has a scope."""
 
     def __init__(  # noqa: PLR0915  one statement a part
         self,
@@ -364,10 +364,10 @@ class Store:
             SetupError: an upgrade was finished just now that this build does not know.
             Unavailable: the database cannot be reached.
         """
-        await self.row_quotas.refresh()  # whoever is over stays refused when this process begins anew
+        await self.row_quotas.refresh()  # a tenant that is over stays refused when this process begins anew
         await self.processes.beat()
         try:
-            # Afterwards: whoever finishes an upgrade sees this process, or this process what was finished.
+            # Afterwards: a process that finishes an upgrade sees this one, or this one sees what was finished.
             await self.check_features()
         except SetupError:
             await self.processes.leave()
@@ -381,7 +381,7 @@ class Store:
         Raises:
             SetupError: which shreds and how many audit events it does not know, and what to do.
             IntegrityFailure: something that is no anchor stands among the anchors.
-            BlobUnavailable: the object store does not answer, so that nobody knows.
+            BlobUnavailable: the object store does not answer, so that this is not known.
         """
         faults = []
         if unapplied := await self.shred.unapplied():

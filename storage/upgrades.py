@@ -1,7 +1,7 @@
 """Finishing an upgrade: switching on what needs every process of the deployment to know it.
 
 Owns the decision that no older process is left, or that none ever was. It changes no stored row: what is on is acted on
-by whoever writes next.
+by the next writer.
 """
 
 from dataclasses import dataclass

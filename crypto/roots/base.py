@@ -73,7 +73,7 @@ class RootKey(Protocol):
         ...
 
     def recognises(self, wrapped: WrappedKey) -> bool:
-        """Whether this root key certainly made a wrapping, going by what is written beside it. Asks nobody.
+        """Whether this root key certainly made a wrapping, going by what is written beside it; no request is made.
 
         False says nothing: a root key may be known to its service under another name.
         """

@@ -2,7 +2,7 @@
 
 Owns the format `stateroom-root-key/1` (docs/formats/root-key-file.md) and the checks that keep such a file
 from being used when other users of the machine can read or replace it. Losing the file loses every tenant's
-data; a copy of it opens every tenant's data. It does not protect against whoever is this user or root.
+data; a copy of it opens every tenant's data. It does not protect against this user or root.
 """
 
 import asyncio

@@ -2,9 +2,9 @@
 
 Owns which root key a wrapping belongs to, so that a deployment can move to another root key while it serves: list the
 new one second in every process, then first, rewrap every tenant key, then take the old one off the list. Until then
-whoever holds the old one can still make wrappings this process accepts. A tenant may have root keys of its own; no
-other tenant's wrapping is ever taken to them. Its tombstones are the deployment's: a tenant that takes its key away can
-be erased.
+a holder of the old one can still make wrappings this process accepts. A tenant may have root keys of its own; no other
+tenant's wrapping is ever taken to them. Its tombstones are the deployment's: a tenant that takes its key away can be
+erased.
 """
 
 from collections.abc import Mapping, Sequence

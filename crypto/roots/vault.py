@@ -69,7 +69,7 @@ def _context(context: Mapping[str, str]) -> str:
 
 
 def _read_token(path: Path) -> str:
-    """Read the token.
+    """Read the token that a file holds, without the white space around it.
 
     Raises:
         RootKeyInvalid: The file cannot be read or holds no token.

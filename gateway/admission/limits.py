@@ -2,9 +2,9 @@
 
 Owns how many requests run at once: per process, per tenant and, for writes, per thread; how many bytes of bodies and
 answers they hold meanwhile; whose slice of work on them is next; and the promise that a write whose body was read runs
-to COMMIT although its client hangs up. Whoever is not admitted is refused at once, and who waits for a thread does so
-in a line that is bounded. It does not limit rates over time, and it knows one process only: ten processes admit ten
-times as much. How a tenant's requests share the database's connections with those of others is
+to COMMIT although its client hangs up. A request that is not admitted is refused at once, and who waits for a thread
+does so in a line that is bounded. It does not limit rates over time, and it knows one process only: ten processes admit
+ten times as much. How a tenant's requests share the database's connections with those of others is
 `storage.postgres.unit_of_work`'s affair.
 """
 
@@ -62,7 +62,7 @@ TENANT_REQUESTS_IN_FLIGHT_MAX = 128  # one tenant may fill half the default of 2
 THREAD_WRITES_ACTIVE_MAX = 2  # one commits (the thread's row lock allows no more), one prepares meanwhile
 THREAD_WRITES_WAITING_MAX = 64  # a wide fan-out of tasks; beyond it the client should back off
 THREAD_WAIT_SECONDS_MAX = 5.0  # well within a client's attempt timeout of 10 s
-EXPORT_BYTES_MAX = 1024**4  # a tenant; whoever has more moves it subject by subject
+EXPORT_BYTES_MAX = 1024**4  # a tenant; one that has more moves it subject by subject
 TRANSFERS_AT_ONCE = 4  # exports and imports of a process: each keeps a core busy as long as its peer is fast
 TENANT_TRANSFERS_AT_ONCE = 1  # of one tenant: two of the same only wait for each other
 REFUSED_SECONDS_MAX = 5.0  # how long the rest of an import that was refused is read, so that its client hears why
@@ -165,14 +165,14 @@ class InFlight(Protocol):
     """What counts in-flight work for the metrics."""
 
     def inc(self, amount: float = 1) -> None:
-        """Count up."""
+        """Add to what is in flight."""
 
     def dec(self, amount: float = 1) -> None:
-        """Count down."""
+        """Take from what is in flight."""
 
 
 class _Load:
-    """What somebody has in flight."""
+    """What one tenant or subject has in flight."""
 
     __slots__ = ("held_bytes", "requests", "slices")
 
@@ -346,7 +346,7 @@ class Commits:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def run(self, write: Coroutine[Any, Any, T]) -> Awaitable[T]:
-        """Begin ``write``, which runs to its end even if whoever waits for it is cancelled; gives what it returns."""
+        """Begin ``write``, which runs to its end even if its caller is cancelled; gives what it returns."""
         task = asyncio.create_task(write)
         self._tasks.add(task)
         task.add_done_callback(self._done)

@@ -1,4 +1,4 @@
-"""Work on what clients sent or get, done a slice at a time, so that nobody waits for the whole of it.
+"""Work on what clients sent or get, done a slice at a time, so that no other request waits for the whole of it.
 
 Owns what such work is (a generator that yields after each slice and returns its result) and whose slice is next: of one
 tenant one piece of work at a time, of all tenants one slice in each turn of the event loop. What others wait for is
@@ -22,7 +22,7 @@ JOINED_BESIDE_BYTES_MIN: Final = 2 * 1024 * 1024  # as much is copied beside the
 
 
 def finish(work: Work[T]) -> T:
-    """Do all slices of ``work`` at once, and return its result: for what is small, and where nobody waits."""
+    """Do all slices of ``work`` at once, and return its result: for what is small, and where no other request waits."""
     answer: Any = None
     call: Callable[[], Any] | None
     while True:

@@ -1,10 +1,10 @@
 """Whether the database took what this process wrote last.
 
-A server whose disk is full answers everything that only reads, and refuses whatever needs room: nobody can ask it
+A server whose disk is full answers everything that only reads, and refuses whatever needs room: one cannot ask it
 beforehand whether it will take the next save without saving something. So the writes of clients tell. When several in a
 row were refused, and none went through, the process says that it is not fit for writes (`gateway.readiness`). It says
-so for a while only, since whoever is sent no requests learns nothing: then it lets writes come again, and the first one
-decides.
+so for a while only, since a process that is sent no requests learns nothing: then it lets writes come again, and the
+first one decides.
 
 Owns that judgement, and no I/O. A write that was refused for a reason of its own, as every 4xx is, says nothing here.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from storage.errors import DatabaseReadOnly
 
 REFUSED_MIN = 3  # in a row: one may have met a server that was about to be replaced
-REST_SECONDS = 10.0  # how long nobody is sent here after the last one that was refused
+REST_SECONDS = 10.0  # how long no writes are sent here after the last one that was refused
 
 
 class WriteOutcomes:

@@ -3,13 +3,13 @@
 ``sr_live_<12 base62 key id>_<43 base62 secret><6 base62 CRC-32>``: the prefix and the checksum let secret
 scanners find a leaked key offline and let a typo be refused before any database work; the id may be logged,
 the rest never. Its secret says that this deployment made it: 190 bits are random, the rest is a MAC of them and of the
-id, so that a key that somebody makes up is told from one that was given to him without any database work. That vouches
-for nothing else: whether the key is one, and what it may do, is in the database.
-What is stored is an HMAC under the pepper: the secret is random, so a slow hash would
-only be a lever for denial of service, and the pepper keeps a stolen database from confirming a leaked key.
-The HMAC covers whose key it is, what it may do and until when, so that whoever writes to the database cannot
-give a key another tenant or one more permission. What may change without the secret (that it was revoked) and what came
-later (what it may grant) is under a second MAC, the seal of `storage.keys.key_seals`. This module does no I/O.
+id, so that a key that is made up is told from one that was given out without any database work. That vouches for
+nothing else: whether the key is one, and what it may do, is in the database. What is stored is an HMAC under the
+pepper: the secret is random, so a slow hash would only be a lever for denial of service, and the pepper keeps a stolen
+database from confirming a leaked key. The HMAC covers whose key it is, what it may do and until when, so that one who
+writes to the database cannot give a key another tenant or one more permission. What may change without the secret (that
+it was revoked) and what came later (what it may grant) is under a second MAC, the seal of `storage.keys.key_seals`.
+This module does no I/O.
 """
 
 import hashlib

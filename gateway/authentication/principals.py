@@ -76,7 +76,7 @@ class Authenticator:
     """Turns an Authorization header into a `Principal`, remembering verified keys for a few seconds.
 
     A key that was right here before, and one that says by itself that this deployment made it, are looked up at once;
-    any other waits for its turn among `Strangers`. So nobody who has such a key waits for those who try keys.
+    any other waits for its turn among `Strangers`. So the holder of such a key does not wait for those who try keys.
 
     Args:
         peppers: The secrets that stored keys are mixed with.
@@ -259,8 +259,8 @@ def subject_scope(principal: Principal, named: str | None) -> SubjectScope:
 
     Raises:
         PermissionDenied: an operator, or a service key without ``subject:act_as``.
-        SubjectRequired: a service key that names nobody.
-        SubjectMismatch: a subject's key that names somebody else.
+        SubjectRequired: a service key that names no subject.
+        SubjectMismatch: a subject's key that names another subject.
         InvalidRequest: the header is not a subject id.
     """
     if principal.kind == "operator" or principal.tenant_id is None:

@@ -3,7 +3,7 @@
 Owns how many of their keys are looked up at once, how many that open nothing are looked up in a second, how long an
 answer that was no is good for another time, and how long strangers wait for theirs when there are many. It counts for
 the whole process and not by address: behind a proxy all have one. So strangers may be told to come again because of
-other strangers. Whoever is vouched for is no stranger and never waits here.
+other strangers. A caller who is vouched for is no stranger and never waits here.
 """
 
 import time

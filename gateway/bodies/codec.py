@@ -22,8 +22,8 @@ that names a member twice is refused, because two readers of it may believe diff
 MessagePack, as far as the body is the gateway's to read: its own members, names of channels and of metadata. Maps
 inside values pass as they are, and are shown as ``$map`` if they name a key twice. Nothing here instantiates anything.
 
-What takes long for large bodies and values is `Work`, done in slices by whoever calls. Nothing that a client can send
-as a list or map is ever hashed: lists of a few numbers are easily made to have all the same hash.
+What takes long for large bodies and values is `Work`, done in slices by the caller. Nothing that a client can send as a
+list or map is ever hashed: lists of a few numbers are easily made to have all the same hash.
 """
 
 import base64
@@ -181,7 +181,7 @@ def decode_body(name: Format, body: bytes, shape: type[T]) -> T:
     return finish(read_body(name, body, shape, Values(len(body))))[0]
 
 
-# Members of a body whose names are the gateway's to read, and members of those. What is below is somebody's value.
+# Members of a body whose names are the gateway's to read, and members of those. What is below is a caller's value.
 _LOOKED_INTO: dict[str, Any] = {
     "state": {}, "state_holes": {}, "state_leaves": {}, "metadata": {}, "model": {}, "usage": {},
     "channels": None, "changes": {"set": {}, "append": {}, "leaves": {}},
@@ -410,7 +410,7 @@ class _Unmarking:
                 for key, item in content:
                     keys.append(self._key((yield from self.of(key))))
                     parts += (keys[-1], encode_msgpack((yield from self.of(item))))
-                if len(set(keys)) < len(keys):  # bytes have hashes that nobody can choose
+                if len(set(keys)) < len(keys):  # bytes have hashes that a client cannot choose
                     raise InvalidState("a map names a key twice", where)
                 return Raw(b"".join(parts))
             case _:

@@ -1,8 +1,8 @@
 """The long texts of a JSON value, set aside while the rest of it is parsed, and written as MessagePack in slices.
 
 Owns finding them, and the way of one from JSON to MessagePack without ever being looked at as a whole: a parser makes
-an object of 32 MiB in one call, and nobody else is answered meanwhile. Each stands in the rest as a random word, which
-nobody can guess and which is found again in what is made of the rest.
+an object of 32 MiB in one call, and no other request is answered meanwhile. Each stands in the rest as a random word,
+which cannot be guessed and which is found again in what is made of the rest.
 """
 
 import re

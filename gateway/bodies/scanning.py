@@ -2,10 +2,10 @@
 
 Owns the one look at a client's bytes that comes before every parser: how deep containers nest, how many values there
 are, how much of a JSON text is not in strings, and whether a JSON object names a member twice. Each function is a
-generator that yields whenever it has looked at a slice, so that whoever runs it can let others go first. The time is
-linear in the bytes: no pattern here gives back what it matched. Memory is what names the open objects have.
+generator that yields whenever it has looked at a slice, so that its caller can let others go first. The time is linear
+in the bytes: no pattern here gives back what it matched. Memory is what names the open objects have.
 
-It does not promise that the bytes are valid: whoever parses them says so. What it counts is exact for those that are.
+It does not promise that the bytes are valid: the parser says so. What it counts is exact for those that are.
 """
 
 import re

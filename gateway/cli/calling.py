@@ -42,7 +42,7 @@ class Remote:
             total_seconds: How long all attempts at a call may take; None: as long as one.
 
         Raises:
-            Failure: the URL or the credential is missing or unusable, or nobody listens there.
+            Failure: the URL or the credential is missing or unusable, or no server listens there.
         """
         from gateway.cli.connection import Connection
 

@@ -154,7 +154,7 @@ class Connection:
             seconds: How long an attempt at a call may bring nothing, and how long all of them may take.
 
         Raises:
-            Failure: The URL or the credential is missing or unusable, or nobody listens there.
+            Failure: The URL or the credential is missing or unusable, or no server listens there.
         """
         address = _address(url)
         api_key = secret(credential, hint=KEY_HINT)
@@ -221,7 +221,7 @@ class Connection:
     def each_page(
         self, method: str, path: Sequence[str], *, query: Query | None = None, body: dict[str, Any] | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Yield pages as long as somebody takes them; the cursor of the next goes where the first's other values are.
+        """Yield pages as long as the caller takes them; the cursor of the next goes where the first's other values are.
 
         Args:
             method: As for `call`.
@@ -246,7 +246,7 @@ class Connection:
     def pages(
         self, path: Sequence[str], member: str, *, query: Query | None = None, rows_wanted: int | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Yield the items of a listing, page after page, as long as somebody takes them.
+        """Yield the items of a listing, page after page, as long as the caller takes them.
 
         Args:
             path: As for `call`.

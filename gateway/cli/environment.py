@@ -16,7 +16,7 @@ def secret(name: str, *, hint: str) -> str:
     """Return the secret in the variable ``name``, or in the file that ``name`` + ``_FILE`` names.
 
     Args:
-        name: The variable.
+        name: The variable's name, without ``_FILE``.
         hint: A sentence on what to do when there is none.
 
     Raises:

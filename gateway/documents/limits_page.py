@@ -285,7 +285,7 @@ INNER: Final = frozenset({
 
 
 def page() -> str:
-    """``docs/limits.md``."""
+    """The text of ``docs/limits.md``."""
     tables = "\n".join(
         f"## {title}\n\n| limit | number | what | beyond it |\n|---|---|---|---|\n"
         + "".join(each.row() + "\n" for each in rows)

@@ -428,7 +428,7 @@ def words_of(member: str, schemas: Iterable[str]) -> str:
     """What ``member`` means in a schema, given with those it is made from, itself first.
 
     Raises:
-        KeyError: nobody described it.
+        KeyError: it is not described.
     """
     special = (f"{schema}.{member}" for schema in schemas)
     return MEMBERS[next((name for name in special if name in MEMBERS), member)]

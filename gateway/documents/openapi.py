@@ -32,7 +32,7 @@ _WITH_RAW_BODY = ("malformed-body", "body-timeout", "body-too-large", "unsupport
 _WITH_BODY = (*_WITH_RAW_BODY, "limit-exceeded")
 # A write brings its thread back from the archive.
 _WITH_RESTORE = ("archive-too-large", "archive-unavailable")
-# Whoever works on a subject's state may find its keys destroyed.
+# Any operation on a subject's state may find its keys destroyed.
 _WITH_SUBJECT = ("subject-required", "subject-mismatch", "key-unavailable", "key-destroyed")
 _LISTING = (
     " A service key with tenant:admin that names no subject lists over all of the tenant's subjects, by clear columns"

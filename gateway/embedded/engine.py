@@ -191,7 +191,7 @@ class Engine(ABC):
 
     @abstractmethod
     def _lost_port(self) -> bool:
-        """Whether it ended because somebody took its port meanwhile."""
+        """Whether it ended because another process took its port meanwhile."""
 
     def _log_path(self) -> Path:
         return self.data_dir / f"{self.name}.log"

@@ -1,4 +1,4 @@
-"""Ports of the loopback interface that nobody has. Whoever binds one later may find it taken."""
+"""Ports of the loopback interface that are free. A process that binds one later may find it taken."""
 
 import contextlib
 import socket

@@ -54,7 +54,7 @@ class EmbeddedPostgres(Engine):
         fsync: False only for tests: a power cut may then lose or damage everything.
 
     Attributes:
-        fsync: As given.
+        fsync: Whether a commit waits until the disk has it.
     """
 
     name = "postgres"

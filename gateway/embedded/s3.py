@@ -48,7 +48,7 @@ def _is_replaceable(path: Path) -> bool:
 
 
 def _all_free(ports: Mapping[str, int]) -> bool:
-    """Whether nobody has the ports, nor left sockets in the way of those that belong to them."""
+    """Whether no process has the ports, nor left sockets in the way of those that belong to them."""
     in_the_way = [path for path in _sockets(ports) if os.path.lexists(path) and not _is_replaceable(path)]
     return not in_the_way and all(map(is_free, ports.values()))
 
@@ -158,7 +158,7 @@ class EmbeddedS3(Engine):
             # One master elects itself at once. Resuming, it may not yet lead when the volume server registers,
             # which then tries again after 5 s; what it would resume, it learns from the volume server as well.
             "master.resumeState": "false",
-            "volume.preStopSeconds": "0",  # nobody else has to notice that the volume goes
+            "volume.preStopSeconds": "0",  # no other server has to notice that the volume goes
             "volume.id": "stateroom",  # the same volumes after a restart on other ports
         }
         options |= {f"{service}.localSocket": f"{service}.sock" for service in self._SOCKETS}

@@ -2,9 +2,9 @@
 
 A token binds the method, the tenant, the subject, the artifact, the artifact's URL epoch, the moment it expires and
 how a browser is to show it; a MAC under a key derived from the pepper covers all of it, so that all processes of a
-deployment agree and nobody else can make one. It is a bearer capability: whoever sees it can use it until it expires
+deployment agree and no one else can make one. It is a bearer capability: anyone who sees it can use it until it expires
 or until the artifact's epoch is raised, which revokes every URL given for it so far. Nothing is hidden: a token shows
-the subject's id to whoever holds it.
+the subject's id to its holder.
 """
 
 import base64

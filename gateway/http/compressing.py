@@ -5,7 +5,7 @@ the content, so that who can write into an answer and watches lengths on the wir
 attacks CRIME and BREACH). Hence only operations that say so are compressed: reading state, and the documentation, that
 is public; never answers that hold a secret of ours (new keys, signed URLs), nor artifacts' contents. A compressed
 answer holds a random number of bytes that mean nothing, which makes guessing slow, not impossible: who shares a state
-with somebody who watches the wire asks for ``identity``.
+with an attacker who watches the wire asks for ``identity``.
 """
 
 import gzip

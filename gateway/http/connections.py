@@ -93,7 +93,7 @@ class BoundedConnection(HttpToolsProtocol):
         transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Stop the timers of a connection that has ended."""
         for timer in (self._patience, self._unread):
             if timer is not None:
                 timer.cancel()
@@ -193,7 +193,7 @@ class BoundedConnection(HttpToolsProtocol):
             if self.pipeline:
                 self.pipeline.popleft()  # what is refused is the last one's body, and its turn has not come
                 return
-            cycle.disconnected = True  # whoever reads the body is told that there is no more of it
+            cycle.disconnected = True  # the body's reader is told that there is no more of it
             cycle.message_event.set()
             if cycle.response_started:
                 self.transport.abort()
@@ -221,7 +221,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._answer_refusal(self._refusal)
 
     def pause_writing(self) -> None:
-        """More waits to be read than should; whoever sends waits, too."""
+        """More waits to be read than should; the sender waits, too."""
         super().pause_writing()
         self._await_reader()
 
@@ -233,7 +233,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().resume_writing()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close what nobody uses; what was not read by now is let go of, as closing would wait for it."""
+        """Close what is not in use; what was not read by now is let go of, as closing would wait for it."""
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         else:

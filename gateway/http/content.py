@@ -90,7 +90,7 @@ async def stream(
         slices: The content.
         status: 200 or 206.
         headers: The headers but Content-Length.
-        size_bytes: How many bytes the slices have together; None: nobody knows, and only an answer that ends as HTTP
+        size_bytes: How many bytes the slices have together; None: it is not known, and only an answer that ends as HTTP
             says (not by a closed connection) is whole.
         held: Everything to let go of when the answer has ended.
 

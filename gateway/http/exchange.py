@@ -617,7 +617,7 @@ class Answer:
     """An answer that is complete.
 
     Args:
-        status: The status.
+        status: The HTTP status.
         headers: The headers but Content-Length.
         body: All of its body.
         packed: Whether it is sent compressed, if that is worth it.
@@ -640,7 +640,7 @@ class Answer:
         self._size_bytes = size_bytes
 
     async def give(self, facts: Facts, receive: Receive, send: Send) -> None:  # noqa: ARG002  it is all here
-        """Send it."""
+        """Send the answer; the body is compressed if it is ``packed``."""
         body = self._body
         headers = self._headers
         bodiless = facts.bodiless

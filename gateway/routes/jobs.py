@@ -73,11 +73,11 @@ def _target(job: Job, state_version: int | None) -> wire.jobs.JobTarget:
 
 
 def job_place(scope: Scope | TenantScope | OperatorScope, job_id: UUID) -> str:
-    """Where whoever began a job asks how far it is."""
+    """Where the caller who began a job asks how far it is."""
     return place(*(("admin",) if isinstance(scope, OperatorScope) else ()), "jobs", str(job_id))
 
 
 async def begun(call: Call[Scope | TenantScope | OperatorScope], job_id: UUID) -> Answer:
-    """The answer to whoever began a job: 202, the job as it is now, and where to ask again."""
+    """The answer to the caller who began a job: 202, the job as it is now, and where to ask again."""
     job = await call.store.jobs.get(call.scope, job_id)
     return call.exchange.reply(shown(job), status=202, location=job_place(call.scope, job_id))

@@ -1,4 +1,4 @@
-"""Trajectories: the steps of a thread in clear, as JSON Lines, for whoever analyses, tests or trains.
+"""Trajectories: the steps of a thread in clear, as JSON Lines, for analyses, tests and training.
 
 What leaves here leaves in clear, so it takes a permission of its own beside the one to read, and the audit log has it
 before the first line is out. A tenant reads one at a time, as it exports; its reader is waited for, and meanwhile a few

@@ -1,6 +1,6 @@
 """Portability: threads and tenants as files that one other deployment opens, and taking such files in.
 
-Exporting hands state to somebody else, and importing makes state that nobody saved here: both need ``tenant:admin``
+Exporting hands state to another party, and importing makes state that was not saved here: both need ``tenant:admin``
 beside the permission to read or to write state. A tenant's administrators print what others seal for, so that their
 tenant takes it in and no other one. Operators answer for files of an earlier format, which name no tenant, and reach no
 state.

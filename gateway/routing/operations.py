@@ -190,7 +190,7 @@ class Route:
             send: The channel that the answer goes to.
 
         Raises:
-            Unauthenticated: nobody knows the caller.
+            Unauthenticated: the caller is not known.
             GatewayError: the caller may not call this, or has too many requests under way.
             Exception: what the operation raised.
         """

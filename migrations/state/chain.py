@@ -44,7 +44,7 @@ class Step:
 
     @property
     def name(self) -> str:
-        """``v1_to_v2``."""
+        """The step's name, such as ``v1_to_v2``."""
         return f"v{self.source}_to_v{self.target}"
 
 

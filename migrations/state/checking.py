@@ -1,4 +1,4 @@
-"""Checks of steps against recorded states, for whoever writes them: `stateroom state test` and operators' own tests.
+"""Checks of steps against recorded states, for their authors: `stateroom state test` and operators' own tests.
 
 Owns what a step promises and how that is put to the test:
 

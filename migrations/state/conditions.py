@@ -18,7 +18,7 @@ from migrations.state.errors import PathFault, StepInvalid
 from migrations.state.patterns import PATTERN_BYTES_MAX, Pattern, PatternInvalid
 
 # The package imports its command line with itself, and with that a toolkit for terminals: three fifths of the time that
-# a worker takes to start and a third of its memory, for what nobody calls here. An empty module stands in meanwhile.
+# a worker takes to start and a third of its memory, for what is never called here. An empty module stands in meanwhile.
 sys.modules["cel.cli"] = ModuleType("cel.cli")
 import cel  # noqa: E402  as above
 
@@ -179,7 +179,7 @@ def _program(expression: str, pointer: str) -> "cel.Program":
 
 
 def _pattern(literal: str, pointer: str) -> Pattern:
-    """The regular expression that a literal says, with its escapes resolved by whoever reads them later."""
+    """The regular expression that a literal says, with its escapes resolved by the code that reads them later."""
     text = _program(literal, pointer).execute({})
     try:
         if isinstance(text, str):
@@ -198,7 +198,7 @@ def _plain_within_bounds(tree: Any, spend: Callable[[int], None]) -> Any:
 
 
 def _plain(tree: Any, nodes_left: list[int], spend: Callable[[int], None]) -> Any:
-    """The tree as CEL knows it; extension values, which nobody looks into, are null."""
+    """The tree as CEL knows it; extension values, which are not looked into, are null."""
     nodes_left[0] -= 1
     if nodes_left[0] < 0:
         raise PathFault(f"a condition looks at no more than {NODES_MAX} values; put it on a smaller place")

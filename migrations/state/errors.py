@@ -1,6 +1,6 @@
 """What can be wrong with a schema's steps, or happen when they run.
 
-Every message names schema, step and path, and no value: values are somebody's state.
+Every message names schema, step and path, and no value: values are a user's state.
 """
 
 
@@ -45,7 +45,7 @@ class ChainInvalid(StateMigrationError):
 
 
 class StateTooNew(StateMigrationError):
-    """State was saved at a version that nobody registered, or that the reader's version cannot be reached from.
+    """State was saved at a version that is not registered, or that the reader's version cannot be reached from.
 
     ``why`` says what is missing on the way.
     """

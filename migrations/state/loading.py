@@ -54,13 +54,13 @@ def chains_of_folder(folder: Path, *, check: Callable[[os.stat_result, Path], No
 
 
 def chains_of_own_folder(folder: Path) -> dict[str, Chain]:
-    """The chains in a folder that a deployment names, which nobody but root and this process's user can change.
+    """The chains in a folder that a deployment names, which only root and this process's user can change.
 
     That holds for the folder, for the folders it is in (others may add to one that is sticky, as ``/tmp`` is), and for
     what is in it; symbolic links in it are not followed.
 
     Raises:
-        ChainInvalid: as `chains_of_folder`; or somebody else can change what would be run; or there is no such folder.
+        ChainInvalid: as `chains_of_folder`; or another user can change what would be run; or there is no such folder.
     """
     try:
         place = folder.resolve(strict=True)

@@ -70,7 +70,7 @@ def value_of(handle: Any, tokens: Tokens) -> Any:
 
 
 class DocumentRoot:
-    """A state."""
+    """A whole state: the first part of a pointer names a channel."""
 
     __slots__ = ("_document", "_spend")
 

@@ -34,7 +34,7 @@ class Restorer(Protocol):
         """
 
     async def thaw_progress(self, scope: Scope, thread_id: str) -> float | None:
-        """How far the thaw of a thread is, from 0 to 1; None where nobody knows."""
+        """How far the thaw of a thread is, from 0 to 1; None where that is not known."""
 
 
 class AtOnce(msgspec.Struct, Generic[T, R], frozen=True):
@@ -67,7 +67,7 @@ class Access(Sealing):
         share: ClientShare | None = None,
         answer: Answer = unanswered,
     ) -> Awaitable[T]:
-        """As `Sealing.run`, creating the scope's keys if it has none.
+        """Make attempts as `Sealing.run` does, and create the scope's keys if it has none.
 
         This is the one place where writing to an archived thread restores it: ``attempt`` raises `ThreadArchived` with
         the thread, which is brought back if its object can be read, and another attempt is made.
@@ -84,7 +84,7 @@ class Access(Sealing):
         otherwise: NotFound | IntegrityFailure,
         share: ClientShare | None = None,
     ) -> Awaitable[T]:
-        """As `with_keys`, for a scope that has keys; one without has no data, so ``otherwise`` is raised."""
+        """Make attempts as `with_keys` does, but for a scope without keys, which has no data, raise ``otherwise``."""
         return self.run(scope, attempt, otherwise, share, bring_back=self._bring_back)
 
     def without_restore(
@@ -94,7 +94,7 @@ class Access(Sealing):
         otherwise: NotFound | IntegrityFailure,
         share: ClientShare | None = None,
     ) -> Awaitable[T]:
-        """As `with_existing_keys`, for what reads archives and segments itself: nothing is restored or thawed.
+        """Make attempts of what reads archives and segments itself: nothing is restored or thawed.
 
         Raises:
             ThreadArchived: An object has to be thawed first.
@@ -111,11 +111,11 @@ class Access(Sealing):
         *,
         at_once: "AtOnce[T, R] | None" = None,
     ) -> Awaitable[T]:
-        """As `without_restore`, for what only reads one thread: wherever its rows are, in snapshots of that.
+        """Read one thread wherever its rows are, in snapshots of that: nothing is restored or thawed.
 
         Args:
-            scope: Whose thread.
-            thread_id: The thread.
+            scope: The tenant and subject whose thread it is.
+            thread_id: The id of the thread to read.
             work: Opens its snapshots by what it is given, and checks the tier in them
                 (`storage.tiers.snapshots.Snapshot.check_tier`) before it relies on the thread's rows. It runs again, on
                 the archive, if some are there, and on more segments, if it needs those.

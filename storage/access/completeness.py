@@ -213,7 +213,7 @@ async def admit(transaction: Transaction, sealer: Sealer, thread_id: str) -> Thr
 
 
 async def admit_reader(snapshot: Snapshot, sealer: Sealer) -> ThreadSeal | None:
-    """As `admit`, where the thread's checkpoints, pending writes or pieces are read next in this snapshot.
+    """Check as `admit` does, before the thread's checkpoints, pending writes or pieces are read in this snapshot.
 
     Raises:
         ThreadElsewhere: They are in its archive.
@@ -246,7 +246,7 @@ async def check_absent(snapshot: Snapshot, sealer: Sealer, namespace: str) -> No
         return
     if row.tier != "hot" and not snapshot.is_archived:
         raise ThreadElsewhere
-    # Whoever sees into segments has looked there for its head; others need to see into them only if it is there.
+    # A reader that sees into segments has looked there for its head; others need to see into them only if it is there.
     if snapshot.sums is None and await find_cold_head(
         snapshot.transaction, sealer, snapshot.thread_id, sums, namespace
     ):
@@ -335,7 +335,7 @@ class Listing:
 
     @classmethod
     def resume(cls, after: tuple[str, ...]) -> "Listing | None":
-        """As the cursor of the page before has it, or None if it began without."""
+        """Take up the listing that the cursor of the page before has; None if it began without a sum."""
         if len(after) == _CURSOR_PARTS:
             return None
         marker, count, total = after[_CURSOR_PARTS:]

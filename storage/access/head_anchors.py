@@ -2,10 +2,10 @@
 
 After each change of a namespace its name, incarnation and sequence are noted in memory; each minute what is new is
 written to the tenant's prefix as one object. Entries are tags and MACs under the subject's keys: the object tells
-nobody which threads there are, and nobody without the keys can make one up. Small objects are merged now and then.
+nobody which threads there are, and without the keys none can be made up. Small objects are merged now and then.
 
-What was saved less than a minute before a crash may not be anchored. Whoever deletes the objects takes the proof away,
-not the data; whoever alters them is found by `storage.verification.threads`.
+What was saved less than a minute before a crash may not be anchored. An attacker who deletes the objects takes the
+proof away, not the data; whoever alters them is found by `storage.verification.threads`.
 """
 
 import contextlib
@@ -118,7 +118,7 @@ class AnchoredHeads:
                 self._entries[tag] = left
 
     def newest_of(self, tag: bytes) -> list[bytes]:
-        """The newest entry of each life under a tag, whose MACs nobody can check: of subjects that are not there."""
+        """The newest entry of each life under a tag, whose MACs cannot be checked: of subjects that are not there."""
         return list(_newest(self._entries.get(tag, ())).values())
 
     @property

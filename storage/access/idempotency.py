@@ -1,10 +1,10 @@
 """Idempotency keys: the answer to a request, kept so that repeating the request repeats the answer.
 
 The claim and the receipt are part of the transaction that does the work. So a key is either unknown, or its work is
-done and its receipt is there; whoever comes while the work is under way waits for it in the database.
+done and its receipt is there; a request that comes while the work is under way waits for it in the database.
 
 A receipt holds ids and numbers, no state: it never takes a client-held share. Whether the thread's share was sent is
-for whoever replays a receipt to ask.
+for the caller that replays a receipt to ask.
 """
 
 from datetime import datetime
@@ -50,7 +50,7 @@ async def replayed(transaction: Transaction, sealer: Sealer, idempotency: Idempo
     row = await transaction.fetch_one(sql.READ_IDEMPOTENCY, idempotency_key=idempotency.idempotency_key)
     if row is None:
         return None
-    if row.receipt is None:  # whoever takes a key commits its receipt with it
+    if row.receipt is None:  # a request that takes a key commits its receipt with it
         raise IntegrityFailure("the receipt of a request was removed outside the gateway")
     if row.request_digest != idempotency.request_digest:
         raise IdempotencyKeyReused

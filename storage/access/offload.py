@@ -5,7 +5,7 @@ large and not in the object store yet, the attempt stops (`UploadNeeded`), nothi
 uploaded while no transaction is open, and the save runs again; then each is settled, or the live blob with the same
 content referred to, in the transaction that stores its chunk. A save without a new large piece does nothing here.
 
-What was uploaded and not settled, because the save failed or somebody else was first, is given up, and if this process
+What was uploaded and not settled, because the save failed or another one was first, is given up, and if this process
 dies it is left to the sweeper: `storage.ledger.ledger`. It promises nothing about the order in which pieces arrive.
 """
 

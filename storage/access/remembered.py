@@ -1,16 +1,16 @@
 """What this process remembers of threads it saved to, so that the next save can begin with its write.
 
-A save stands on the thread's seal, the namespace's head and the head's checkpoint. Whoever just saved knows all three:
-`RememberedHeads` keeps them for the next one, which then writes under the condition that the stored seals are, byte for
-byte, the remembered ones (`storage.statements.threads.checkpoints`). Nothing is ever answered from here: when the
-condition fails, or a save would be refused, it starts over by reading. So a stale entry costs a round trip and never a
-wrong head.
+A save stands on the thread's seal, the namespace's head and the head's checkpoint. A process that just saved knows all
+three: `RememberedHeads` keeps them for the next one, which then writes under the condition that the stored seals are,
+byte for byte, the remembered ones (`storage.statements.threads.checkpoints`). Nothing is ever answered from here: when
+the condition fails, or a save would be refused, it starts over by reading. So a stale entry costs a round trip and
+never a wrong head.
 
 Writers of one thread take turns, as they would for its row's lock: a graph puts a task's writes and saves its next
 checkpoint at the same moment, and the second of them stands on what the first one leaves.
 
 It also remembers which heads it acknowledged, by their tokens, for as long: a head that is older than that is what a
-stale replica or a backup has, or an older thread that somebody put back.
+stale replica or a backup has, or an older thread that was put back.
 
 Entries hold what was opened: manifests with their small values, and the open tails of lists. They are as safe as the
 open keys beside them, few, small, and not kept for long; what is under a client-held share is not kept at all.
@@ -106,7 +106,7 @@ class RememberedHeads:
         self._kept: OrderedDict[_HeadKey, tuple[float, int, RememberedHead]] = OrderedDict()
         self._bytes = 0
         self._acknowledged: OrderedDict[tuple[Scope, str, str], tuple[float, ThreadToken]] = OrderedDict()
-        # How many writers of a thread there are was counted by whoever admitted them.
+        # How many writers of a thread there are was counted where they were admitted.
         self._queue = FairQueue(1, None, TURN_SECONDS_MAX, _busy)
 
     def turn(self, scope: Scope, thread_id: str) -> AbstractAsyncContextManager[None]:
@@ -118,7 +118,7 @@ class RememberedHeads:
         return self._queue.turn((scope, thread_id))
 
     def take(self, scope: Scope, sealer: Sealer, thread_id: str, namespace: str) -> RememberedHead | None:
-        """What is remembered, and is so no more: who succeeds remembers again."""
+        """Take out what is remembered of a head; a save that succeeds remembers it again."""
         found = self._drop((scope, sealer.active_key_version, thread_id, namespace))
         if found is None or sealer.shared or self._monotonic() - found[0] > KEPT_SECONDS:
             return None

@@ -29,11 +29,11 @@ EVERY_AGENT = ""
 
 
 class ControlKeyNeeded(Unfinished):
-    """The root key has to be asked for what policies are checked with, which nobody does within a transaction."""
+    """The root key has to be asked for what policies are checked with, which is never done within a transaction."""
 
 
 class AgentUnsure(Unfinished):
-    """Somebody wrote to the thread while its lock was waited for: who has the lock first knows which agent it has."""
+    """The thread was written to while its lock was waited for: who has the lock first knows which agent it has."""
 
 
 class SaveRules(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class SaveRules(msgspec.Struct, frozen=True):
         says: What each says, by agent. Damaged ones are left out.
         damaged: The agents whose policies no gateway wrote as they are.
         agent: The agent that the thread has; None: none, or it is new.
-        unsure: Whether somebody wrote to the thread meanwhile, so that it may have another agent.
+        unsure: Whether another request wrote to the thread meanwhile, so that it may have another agent.
     """
 
     rows: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class SaveRules(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, agent=agent, unsure=False)
 
     def compared(self) -> list[str]:
-        """What a save that nobody reads for compares: as `storage.statements.threads.checkpoints.SAVE_ON` makes it."""
+        """What a save without a read compares: as `storage.statements.threads.checkpoints.SAVE_ON` makes it."""
         return [self.agent or "", *self.rows]
 
     def asked_by(self, named: str | None) -> str | None:
@@ -106,7 +106,7 @@ class SaveRules(msgspec.Struct, frozen=True):
     def lists_of(self, named: str | None) -> tuple[int | None, int | None]:
         """How many elements, and bytes, a list may have before a save that names an agent is told that it is long.
 
-        None: nobody says so, or whoever does is damaged.
+        None: no policy says so, or the one that does is damaged.
         """
         elements = size = None
         for target in (EVERY_AGENT, named or self.agent):

@@ -102,11 +102,11 @@ class Sealing:
         """Make attempts until one finishes, each with the scope's sealer as it then is.
 
         Args:
-            scope: Whose.
+            scope: The tenant and subject whose keys are used.
             attempt: Opens its own transactions; nothing is kept of one that raises.
             otherwise: What to raise for a scope without keys, which has no data; None: keys are created.
             share: The client's share of the thread's keys; ``attempt`` gets a sealer that is mixed with it, which
-                nobody keeps.
+                is not kept.
             answer: Does what an attempt said it needs, while no transaction is open.
             bring_back: Restores an archived thread, or raises.
 
@@ -225,7 +225,7 @@ class Sealing:
             raise KeyDestroyed
 
     async def check_keys_in(self, transaction: Transaction, scope: Scope, sealer: Sealer) -> None:
-        """As `check_keys`, for verbs whose own statements do not bring along what the stored keys make.
+        """Refuse as `check_keys` does, for verbs whose own statements do not bring along what the stored keys make.
 
         Raises:
             KeyDestroyed: as `check_keys`.

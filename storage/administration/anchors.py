@@ -4,7 +4,7 @@ An anchor is written once, at a place that names chain and event, and signed wit
 an equal anchor has equal bytes, whoever makes it. Before one is signed, everything since the newest one in the object
 store is read and must continue it: a gateway does not sign a rewritten history, nor what a restored backup left of one,
 until somebody with the server's settings accepts what is lost (`accept_restored`). It promises nothing about what was
-written after the newest anchor, and nothing against whoever holds the root key.
+written after the newest anchor, and nothing against a holder of the root key.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from storage.format.audit import OPERATOR_CHAIN, AnchorText, AuditInvalid, Chain
 from storage.scope import OperatorScope, TenantScope
 from storage.statements.deployment import audit as sql
 
-ANCHOR_SECONDS = 60.0  # what may be cut off an audit log unnoticed by whoever reads only the object store
+ANCHOR_SECONDS = 60.0  # what may be cut off an audit log unnoticed by a reader of only the object store
 _PAGE_ROWS = 1000
 _KNOWN_MAX = 10_000  # chains whose newest anchor this process remembers
 _LOOKS_AT_ONCE = 16  # listings of the object store that are under way together
@@ -131,8 +131,8 @@ class Anchors:
     ) -> AnchorText:
         """Where the chain is now, if it continues ``newest``.
 
-        A documented gap is signed by whoever accepts it, together with the event. Any that stands after the newest
-        anchor was written by somebody else, or its anchor could not be kept; only another acceptance reads over it.
+        A documented gap is signed as it is accepted, together with the event. Any that stands after the newest anchor
+        was not written by accepting, or its anchor could not be kept; only another acceptance reads over it.
         """
         follower = ChainVerifier(self._deployment_id, chain)
         if newest is not None:
@@ -228,8 +228,8 @@ class Anchors:
     async def behind(self) -> list[UUID]:
         """Chains without the newest event that was anchored of them: this database was restored, promoted, or cut.
 
-        One listing and one read for each chain. Whoever can add objects can keep a gateway from starting, as with
-        tombstones, but not make it start.
+        One listing and one read for each chain. An attacker who can add objects can keep a gateway from starting, as
+        with tombstones, but not make it start.
 
         Raises:
             BlobUnavailable: The object store does not answer.
@@ -311,7 +311,7 @@ class Anchors:
         """Tenants of which this deployment anchored audit events, and which the database does not have.
 
         One listing for each tenant that has anchors in the bucket, in turn. Anchors of another deployment in the same
-        bucket are told by their signature and left out, and so is what nobody signed: neither proves that a tenant of
+        bucket are told by their signature and left out, and so is what is not signed: neither proves that a tenant of
         this deployment was there.
 
         Raises:
@@ -359,7 +359,7 @@ class Anchors:
 
         Each such chain gets an event that names the newest anchor in the object store and the head that was found in
         the database, under a number above both, and that event is anchored before anything else happens. Call it only
-        for whoever has the server's settings, on a database that no gateway serves.
+        for an operator with the server's settings, on a database that no gateway serves.
 
         Raises:
             IntegrityFailure: A chain does not verify by itself, or an anchor is not signed by this deployment.

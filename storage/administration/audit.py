@@ -6,8 +6,7 @@ credentials, tenants. `note` is for ordinary access: it never waits, is counted 
 in batches; what a crash or a full buffer takes away is at most that second, and drops are recorded.
 
 Events carry identifiers and numbers, never state, keys or secrets. The chain proves order and completeness only
-together with an anchor kept elsewhere (`storage.administration.anchors`); whoever writes to the database can always
-destroy.
+together with an anchor kept elsewhere (`storage.administration.anchors`); a writer to the database can always destroy.
 """
 
 from dataclasses import dataclass, field
@@ -43,7 +42,7 @@ NOTES_MAX = 10_000  # different accesses waiting, a few megabytes; equal ones ar
 ACCESSES_PER_EVENT = 100
 
 BREAK_GLASS_ACTION = "state.decrypt-any"
-LOCAL_ACTOR = "local"  # somebody with the settings of the server: its command line
+LOCAL_ACTOR = "local"  # an operator with the settings of the server: its command line
 GATEWAY_ACTOR = "gateway"  # the gateway itself
 
 
@@ -129,8 +128,8 @@ class Audit:
     ) -> Entry:
         """Add an event in the caller's transaction, which must not commit if this raises.
 
-        Until the transaction ends, nobody else adds to this tenant's chain: call it last, and where a transaction
-        writes to a tenant's and to the operators' chain, to the tenant's first.
+        Until the transaction ends, no other transaction adds to this tenant's chain: call it last, and where a
+        transaction writes to a tenant's and to the operators' chain, to the tenant's first.
 
         Args:
             transaction: Bound to this tenant; to an operator for `OPERATOR_CHAIN`.

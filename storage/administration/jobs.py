@@ -1,11 +1,12 @@
 """Jobs: long operations as rows, so that they survive the process that works on them.
 
-A job has a kind, a target and a position; whoever holds its lease works on it a slice at a time and moves the position
-in the same transaction as the work, so that a crash repeats nothing and loses nothing. A lease ends by itself when its
-owner dies; its exact end is its owner's token, so that an owner who comes back late changes nothing (`LeaseLostError`).
+A job has a kind, a target and a position; the process that holds its lease works on it a slice at a time and moves the
+position in the same transaction as the work, so that a crash repeats nothing and loses nothing. A lease ends by itself
+when its owner dies; its exact end is its owner's token, so that an owner who comes back late changes nothing
+(`LeaseLostError`).
 
-Every row is proved by a MAC (`storage.control.rows`) that moves with it: a job that somebody else wrote, sent elsewhere
-or made say something else ends without being worked on, and is not shown.
+Every row is proved by a MAC (`storage.control.rows`) that moves with it: a job that no gateway wrote, sent elsewhere or
+made say something else ends without being worked on, and is not shown.
 
 What a job waits for that cannot go on now is a code beside that (`waits_for`): it tells people, and decides nothing.
 
@@ -52,17 +53,17 @@ from storage.statements.deployment import jobs as sql
 
 # A dead owner's job goes on after so long; an owner renews it with every batch, far more often.
 LEASE_SECONDS = 30.0
-# How often a process looks for due jobs when nobody wakes it and none that it gave back is due.
+# How often a process looks for due jobs when it is not woken and none that it gave back is due.
 POLL_SECONDS = 2.0
 # The pause after which something is tried again that was out of reach: root key, object store or database.
 RETRY_SECONDS = 5.0
 # What the root key refused, and a job that has to end waits for: as long as refusals are remembered.
 REFUSED_SECONDS = KeyCache.DENIED_TTL_SECONDS
-# How often a process counts what is open, for whoever watches.
+# How often a process counts what is open, for its metrics.
 COUNT_SECONDS = 10.0
 # Says of a job that no gateway wrote why it ended.
 UNPROVED = "the row of this job was written or edited outside the gateway"
-# Says of a job that somebody ended before its time.
+# Says of a job that it was ended before its time.
 CANCELLED: Final = "it was cancelled"
 _DUE_MAX = 20
 _PAGE_ROWS = 100
@@ -71,7 +72,7 @@ _TOKENS_MAX = 32
 
 ARCHIVE_KIND: Final = "archive"
 RESTORE_KIND: Final = "restore"
-# Their targets are threads (`thread_target`), and whoever may write to the thread begins them.
+# Their targets are threads (`thread_target`), and a caller who may write to the thread begins them.
 THREAD_KINDS: Final = frozenset({ARCHIVE_KIND, RESTORE_KIND})
 
 JobState = Literal["queued", "running", "done", "failed"]
@@ -89,7 +90,7 @@ WaitsFor = Literal[
     "worker-processes",
 ]
 _WAITS: Final = frozenset(get_args(WaitsFor))
-# What such a job waits for ends by itself, and nobody has to do anything.
+# What such a job waits for ends by itself, and there is nothing to do.
 _EXPECTED_WAITS: Final = frozenset({"older-transactions", "other-jobs", "thaw"})
 OPEN_STATES: Final = frozenset({"queued", "running"})
 # The first that fits; what lost a race just runs again.
@@ -197,7 +198,7 @@ class Lease:
         now.
 
         Raises:
-            LeaseLostError: somebody else has it; the transaction must not commit.
+            LeaseLostError: another process has it; the transaction must not commit.
         """
         proof = self.proof("running", position)
         row = await transaction.fetch_one(
@@ -225,7 +226,7 @@ def outlasting_refusals(perform: Callable[P, Awaitable[Slice]]) -> Callable[P, C
     """A performer whose job waits, instead of failing, while the root key refuses.
 
     For what has begun and must end (shreds, rotations, re-seals): an expired token or a key file that is away comes
-    back, and nobody would begin the rest again. What somebody waits for and can ask for once more fails at once.
+    back, and no one would begin the rest again. What a caller waits for and can ask for once more fails at once.
     """
 
     @functools.wraps(perform)
@@ -247,7 +248,7 @@ class Jobs:
         self.added = asyncio.Event()
 
     async def ready(self) -> None:
-        """As `ControlRows.ready`."""
+        """Have at hand what the proofs of jobs need; it raises what `ControlRows.ready` raises."""
         await self._control.ready()
 
     async def add(
@@ -279,7 +280,7 @@ class Jobs:
         )
 
     async def add_claimed(self, transaction: Transaction, tenant_id: UUID, kind: str, target: str) -> Lease:
-        """Add a job that its maker works on itself; nobody else ever sees it without a lease."""
+        """Add a job that its maker works on itself; no other process ever sees it without a lease."""
         job_id = UUID(str(uuid7()))
         await self._add(transaction, JobDraft(tenant_id, job_id, kind, target), None)
         row = await transaction.fetch_only(sql.CLAIM, owner=tenant_id, job_id=job_id, lease_seconds=LEASE_SECONDS)
@@ -303,7 +304,7 @@ class Jobs:
         return None
 
     async def rows(self, transaction: Transaction, tenant_id: UUID) -> AsyncIterator[tuple[Row, Proof]]:
-        """Every job of a tenant, as it is proved, and its stored proof: for whoever checks all of them."""
+        """Every job of a tenant, as it is proved, and its stored proof: for a check of all of them."""
         after = UUID(int=0)
         while rows := await transaction.fetch_all(sql.EVERY, owner=tenant_id, after=after, page_rows=_PAGE_ROWS):
             for row in rows:
@@ -371,7 +372,7 @@ class Jobs:
         return self.read(row)
 
     async def due(self) -> list[tuple[UUID, UUID]]:
-        """Jobs that nobody works on, as (tenant, job); those that waited longest first."""
+        """Jobs that no process works on, as (tenant, job); those that waited longest first."""
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
             rows = await transaction.fetch_all(sql.DUE, page_rows=_DUE_MAX)
         return [(row.tenant_id, row.job_id) for row in rows]
@@ -383,7 +384,7 @@ class Jobs:
         return {row.kind: OpenJobs(row.jobs, row.oldest_seconds) for row in rows}
 
     async def claim(self, tenant_id: UUID, job_id: UUID) -> Lease | None:
-        """Take a job's lease, or None if somebody has it or it ended.
+        """Take a job's lease, or None if another process has it or it ended.
 
         Raises:
             IntegrityFailure: no gateway wrote it as it is. It is put aside as failed, and stays without proof.

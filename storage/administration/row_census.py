@@ -76,7 +76,7 @@ class RowCounting:
         self._pages = _Pages(unit_of_work, pause_ratio)
 
     async def run_due(self) -> int:
-        """Count every tenant whose time has come and that nobody else is at; returns how many were counted.
+        """Count every tenant whose time has come and that no other process is at; returns how many were counted.
 
         Raises:
             Unavailable: the database cannot be reached.
@@ -94,7 +94,7 @@ class RowCounting:
         return counted
 
     async def tenant(self, tenant_id: UUID, *, now: bool = False) -> int | None:
-        """Count a tenant's bytes; None if its time has not come or somebody else is at it.
+        """Count a tenant's bytes; None if its time has not come or another process is at it.
 
         ``now``: count whatever the time, and although another process counts, which then gives up.
 

@@ -252,7 +252,7 @@ class Tenants:
             return bool(await transaction.fetch_one(sql.IS_SUSPENDED, wanted=tenant_id))
 
     async def recover(self, record: ApiKeyRecord, reason: str, actor: str = LOCAL_ACTOR) -> ApiKeyRecord:
-        """Store a key that an operator made for a tenant nobody can administer any more; both logs say so.
+        """Store a key that an operator made for a tenant that no key can administer any more; both logs say so.
 
         Returns:
             ``record`` itself; or, if one of its id may do the same, that one, and nothing changed.
@@ -298,7 +298,7 @@ class Tenants:
 
         Raises:
             CryptoError: the root key cannot be asked whether a gateway said so.
-            IntegrityFailure: somebody else than a gateway said so, or took it back.
+            IntegrityFailure: something other than a gateway said so, or took it back.
             Unavailable: the database cannot be reached.
         """
         await self._features.ready()
@@ -410,7 +410,7 @@ class Tenants:
             await self._audit.append(transaction, chain_of(scope), actor, "api-key.revoke", f"api-key:{key_id}")
 
     async def restamp_keys(self, stamped: Iterable[tuple[ApiKeyRecord, ApiKeyRecord]]) -> None:
-        """Store credentials' MACs under the active pepper, where nobody changed the row meanwhile.
+        """Store credentials' MACs under the active pepper, where the row was not changed meanwhile.
 
         ``stamped`` has each credential as it was looked up, and as it is to be.
         """
@@ -429,7 +429,7 @@ class Tenants:
     async def adopt_keys(self, peppers: Peppers) -> int:
         """Seal the credentials that have no seal, as a build without seals left them; returns how many there were.
 
-        Once seals are needed, what has none is damaged: this is for whoever is about to say so, and not after it.
+        Once seals are needed, what has none is damaged: this is for a caller that is about to say so, and not after it.
         """
         count = await self._adopt(OperatorScope(), peppers)
         after = None
@@ -476,7 +476,7 @@ async def _usage(transaction: Transaction, tenant_id: UUID) -> Usage:
 
 
 async def _claim_name(transaction: Transaction, tenant_id: UUID, name: str) -> None:
-    """Let nobody else take a name until the transaction ends.
+    """Let no other transaction take a name until this one ends.
 
     Raises:
         TenantNameTaken: another tenant has it.
@@ -543,7 +543,7 @@ def _serves(record: ApiKeyRecord, peppers: Peppers, now: datetime) -> bool:
 
 
 def _asked_for(record: ApiKeyRecord) -> tuple[object, ...]:
-    """What whoever makes a credential says of it."""
+    """What the maker of a credential says of it."""
     named = (record.tenant_id, record.kind, record.name, record.subject_id, record.expires_at)
     return *named, record.permissions, record.grants
 

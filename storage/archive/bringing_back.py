@@ -2,10 +2,10 @@
 
 The segments that a volume got later go first, because their pieces may be in this one, and so does the one that has the
 head of a namespace of which a checkpoint comes back: no namespace has checkpoints in the database and its head
-elsewhere. No seal changes. Whoever dies in between leaves the segment, or its rows; its object loses its reference with
-it, and the sweeper frees it after the backup window.
+elsewhere. No seal changes. A process that dies in between leaves the segment, or its rows; its object loses its
+reference with it, and the sweeper frees it after the backup window.
 
-Whether somebody may do this is not decided here.
+Whether the caller may do this is not decided here.
 """
 
 from collections.abc import Mapping, Sequence

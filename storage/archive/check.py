@@ -1,11 +1,11 @@
 """Whether the rows of an archive are all that a thread has: compared with the seals that stay behind in the database.
 
 The rows come a few at a time, in the order in which they stand in an archive, and are not kept; what is kept are sums
-and ids. Whoever has fed all of them and called `end` knows: every checkpoint and pending write authenticates and is one
-of those that the thread's seals say must be there, none is missing, each head is among them, every piece that they name
-is there, too, and is what its id says. Of a thread under a client-held share, which only its client opens, it knows
-less: that the seal is of this thread, that every namespace's head is there, and that no piece is missing that the clear
-columns name; that the rows are those that were read is known by the archive's digest.
+and ids. A caller that has fed all of them and called `end` knows: every checkpoint and pending write authenticates and
+is one of those that the thread's seals say must be there, none is missing, each head is among them, every piece that
+they name is there, too, and is what its id says. Of a thread under a client-held share, which only its client opens, it
+knows less: that the seal is of this thread, that every namespace's head is there, and that no piece is missing that the
+clear columns name; that the rows are those that were read is known by the archive's digest.
 
 It also tells what of the rows the stub keeps: which key versions they need, by the headers of their envelopes, and how
 long those are. It neither fetches nor writes.

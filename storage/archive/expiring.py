@@ -8,9 +8,9 @@ thread, refuses what is held, learns what came since, takes the stubs and the co
 true: heads count less and their sequence goes on, the thread's pending writes are fewer, and namespaces that were cold
 with their heads in the volume are gone, as after a removal. A head in another segment goes on likewise, in its list.
 
-Whoever dies in between leaves a whole thread, and doing it again goes on. Objects lose their references, and the
+A process that dies in between leaves a whole thread, and doing it again goes on. Objects lose their references, and the
 sweeper removes them after the backup window. A thread under a client-held share takes the share, and an archived one
-goes as a whole. How old is old enough is not decided here, nor whether somebody may do this.
+goes as a whole. How old is old enough is not decided here, nor whether the caller may do this.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ class Expiring:
         guard: Guard | None = None,
         share: ClientShare | None = None,
     ) -> Expired:
-        """Remove the volumes whose segments were all made before a moment, by the database's clock, and nobody needs.
+        """Remove volumes that nothing needs, whose segments were all made before a moment of the database's clock.
 
         ``guard`` is asked under the thread's lock; what it raises stops the work, and what went is gone.
 

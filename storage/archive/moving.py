@@ -10,18 +10,19 @@ Archiving, in this order:
    pending write that arrived meanwhile wins; every key version that the archive needs is held; the object is settled,
    the stub written, the rows deleted, as many as were archived, and the tier turned.
 
-Whoever dies before the flip commits leaves an intent, whose object the sweeper removes; after it, an archived thread.
-There is never a moment at which the rows are in neither place, nor one at which both are believed: the tier says which.
+A process that dies before the flip commits leaves an intent, whose object the sweeper removes; after it, an archived
+thread. There is never a moment at which the rows are in neither place, nor one at which both are believed: the tier
+says which.
 
 A thread that takes much more than a reader may hold is archived in parts, where segments may be written: first its
 older checkpoints move into segments, and then what is left is archived as above. So neither archiving nor reading nor
-restoring holds all of it, and whoever dies in between leaves a hot thread with segments.
+restoring holds all of it, and a process that dies in between leaves a hot thread with segments.
 
 Restoring reads the object, checks it in the same way, and puts the rows back verbatim in one transaction that compares
 the stub; of a thread with segments it brings those back too. An object brought back has no reference, and the sweeper
 frees it after the backup window. A job that archives only the older part of a thread is begun and driven here, but the
 part is `storage.archive.segmenting`'s to move. Nothing is open while the object store is waited for. Which threads are
-stale is not decided here, and whether somebody may do this is the gateway's to say.
+stale is not decided here, and whether a caller may do this is the gateway's to say.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -148,7 +149,7 @@ class KeepHot(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
     statuses: tuple[Status, ...] = ()
 
     def rule(self, now: datetime) -> ThinningRule:
-        """As a rule that says what goes.
+        """The thinning rule that says which checkpoints leave.
 
         Raises:
             ValueError: A number is out of its range.
@@ -357,11 +358,11 @@ class Archives:
             )
 
     async def bring_back(self, scope: Scope, thread_id: str, segment: int | None = None) -> None:
-        """Restore what somebody writes to, on the gateway's own account.
+        """Restore what a request writes to, on the gateway's own account.
 
         ``segment`` None: an archived thread without its segments, or all segments of a hot one.
         """
-        with suppress(ThreadNotFound):  # deleted meanwhile: whoever writes finds that out, or makes it anew
+        with suppress(ThreadNotFound):  # deleted meanwhile: the writer finds that out, or makes it anew
             if segment is None and await self._restored(scope, thread_id, GATEWAY_ACTOR):
                 return
             await self.bringing_back.bring_back(scope, thread_id, segment, actor=GATEWAY_ACTOR)
@@ -453,11 +454,11 @@ class Archives:
         return thaw_progress(self._sealing.clock.now() - job.created_at, readiness.thaw_seconds)
 
     async def thaw_progress(self, scope: Scope, thread_id: str) -> float | None:
-        """How far the thaw is that a restore of the thread waits for, from 0 to 1; None: none does, or nobody knows."""
+        """How far the thaw is that a restore of the thread waits for, from 0 to 1; None: none does, or unknown."""
         try:
             return (await self.status(scope, thread_id)).progress
         except (StorageError, CryptoError):
-            return None  # whoever asks has a better error to tell
+            return None  # the caller has a better error to tell
 
     # --- jobs ------------------------------------------------------------------------------------------------------
 
@@ -531,7 +532,7 @@ class Archives:
             return Slice(ended=True, note="the thread was deleted meanwhile")
         except ThreadArchived:
             readiness = await self._thawed(scope, thread_id)
-            if readiness is None:  # somebody else restored it
+            if readiness is None:  # another process restored it
                 return Slice(ended=False)
             if not order.thaw_begun:
                 order.thaw_begun = True

@@ -184,7 +184,7 @@ class _Lines(msgspec.Struct, frozen=True):
     segments: Segments
 
     def rebuilt_from(self, refs: Sequence[CheckpointRef]) -> list[str]:
-        """As `SegmentList.rebuilt_from`, of these in the order of their ids.
+        """What these, in the order of their ids, are rebuilt from; see `SegmentList.rebuilt_from`.
 
         What a line goes on to in a segment may be rebuilt from anything before it: where that ends is not known here.
         """

@@ -24,7 +24,7 @@ class Kept(msgspec.Struct, frozen=True):
     """What of a segment says whether its volume may go, and what goes with it.
 
     Attributes:
-        segment: The segment.
+        segment: The segment's row.
         moved_at: When it was made.
         size_bytes: The size of its object.
         rebuilt_from: As in its list.

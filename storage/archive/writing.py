@@ -1,7 +1,7 @@
 """Archives and segments on their way to the object store: in one request if they are small, else a part at a time.
 
 A multipart upload is named in its intent, so that the sweeper finds it if the process dies. What is in an object, and
-that somebody reserved it, is the caller's affair (`storage.ledger.ledger.BlobLedger.reserving`).
+that it was reserved, is the caller's affair (`storage.ledger.ledger.BlobLedger.reserving`).
 """
 
 from collections.abc import AsyncGenerator

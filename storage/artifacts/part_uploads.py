@@ -98,7 +98,7 @@ class _Running:
 
 
 class PartUploads:
-    """Uploads in parts."""
+    """Stores artifacts that are uploaded in parts, which a client may go on with later."""
 
     def __init__(self, rows: ArtifactRows) -> None:
         self._rows = rows
@@ -434,7 +434,7 @@ class PartUploads:
             if there.size_bytes != object_bytes(size):
                 raise UploadIncomplete from None
         except PartMismatch:
-            # Two processes stored the same part at once, and nobody knows whose is there.
+            # Two processes stored the same part at once, and it is not known whose is there.
             await self._ledger.forget_parts(scope, upload_id)
             self._running.pop((scope, upload_id), None)
             raise UploadIncomplete from None

@@ -145,7 +145,7 @@ class ArtifactRows:
             return False
 
     async def enter(self, transaction: Transaction, sealer: Sealer, thread_id: str) -> None:
-        """Lock a thread, made if there is none, so that nothing removes it and nobody else numbers its artifacts.
+        """Lock a thread, made if there is none, so that nothing removes it and no other request numbers its artifacts.
 
         Raises:
             ThreadArchived: the thread is in the archive tier.
@@ -282,7 +282,7 @@ class ArtifactRows:
         return _artifact(sealer, row, described)
 
     def revoked(self, sealer: Sealer, row: ArtifactRow) -> ArtifactRow:
-        """A row whose URLs made so far are revoked, also where somebody had taken back a revocation.
+        """A row whose URLs made so far are revoked, also where a revocation had been taken back.
 
         An artifact under a client-held share has no URLs: without the share, its epoch is not sealed.
 
@@ -334,7 +334,7 @@ def _compare_clear(row: ArtifactRow, described: _Description) -> None:
 
 
 def _artifact(sealer: Sealer, row: ArtifactRow, described: _Description) -> Artifact:
-    # Without the share: whoever has it gets the same tag as a URL that was made for them.
+    # Without the share: a client that has it gets the same tag as a URL that was made for it.
     version = row.number.to_bytes(8)
     tag = sealer.without_share.mac(b"artifact-tag", row.artifact_id.bytes, version, described.digest)[:TAG_BYTES]
     return Artifact(

@@ -100,7 +100,7 @@ class WholeUploads:
                 scope, thread_id, new, settlement, found, _with_content(idempotency, found), share
             )
         except CommitUnknown:
-            raise  # perhaps it is stored: whoever repeats the request finds out
+            raise  # perhaps it is stored: a repeated request finds out
         except UploadExpired:
             await self._rows.give_up(scope, blob_id)
             raise UploadNotFound from None  # the stream is gone: nothing to upload again

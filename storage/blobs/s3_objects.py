@@ -54,7 +54,7 @@ class S3Objects:
     """Stores and reads the objects of one bucket, so many at once.
 
     Args:
-        location: The bucket.
+        location: The bucket, which may carry its own credentials.
         endpoint_url: The server, as boto3 finds it.
         region: The region, as boto3 finds it.
         credentials: What boto3's chain finds, asked where the location carries none.

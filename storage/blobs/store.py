@@ -217,7 +217,7 @@ class BlobStore(Protocol):
         ...
 
     async def list_objects(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[ObjectInfo]:
-        """As `list_keys`, with sizes and times.
+        """List what `list_keys` lists, with sizes and times.
 
         Multipart uploads that are not completed do not show.
         """

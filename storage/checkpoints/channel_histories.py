@@ -164,7 +164,7 @@ async def _newer_writes(line: "_Line", counted: _Counted, mark: str) -> list[Wri
     checkpoints = (line.target, *line.ancestors)
     rows = await line.writes(checkpoints)
     newer = [each for each in checkpoints if each.columns.checkpoint_id != since]
-    with suppress(IntegrityFailure):  # more than is counted: if that is damage, whoever reads everything finds it
+    with suppress(IntegrityFailure):  # more than is counted: if that is damage, a reader of everything finds it
         if counted.mark(since, newer, _sum(line.sealer, rows)) == mark:
             return rows
     return None
@@ -212,7 +212,7 @@ class _Line:
                 self._next_id = None
             for row in rows:
                 ancestor = open_checkpoint(self.sealer, row)
-                ancestor.manifest.metadata.clear()  # nobody asks for it here, and it may be most of what is kept
+                ancestor.manifest.metadata.clear()  # it is not asked for here, and it may be most of what is kept
                 await pauses.after(ancestor.opened_bytes)
                 if ancestor.columns.checkpoint_id in self._columns:  # parents in a circle
                     self._next_id = None

@@ -87,7 +87,7 @@ SUMMARY_OVER_QUOTA_BYTES_MAX: Final = 64 * 1024
 # Closed groups that are read at a time, of about 32 elements and at most 64 KiB each.
 _GROUPS_AT_ONCE = 32
 _GROUP_ELEMENTS = 32
-# Each round stands on a newer head than the one before: somebody else made progress.
+# Each round stands on a newer head than the one before: another writer made progress.
 _ROUNDS_MAX = 8
 _COUNTED = re.compile(r"(\d+)(\D.*)?", re.DOTALL)
 
@@ -444,7 +444,8 @@ def _compacted(summary: Sequence[bytes], newest: Newest) -> Value:
 def _makes_room(summary: Sequence[bytes], newest: Newest, count: int) -> bool:
     """Whether a compaction may be stored over the quota of rows.
 
-    Each leaves less than half of the list, so that there are few of them, and none brings much: nobody stores by them.
+    Each leaves less than half of the list, so that there are few of them, and none brings much: they are no way
+    around the quota.
     """
     return 2 * (len(summary) + newest.count) < count and sum(map(len, summary)) <= SUMMARY_OVER_QUOTA_BYTES_MAX
 

@@ -47,7 +47,7 @@ class Draft(msgspec.Struct, frozen=True):
 
     Attributes:
         now: The moment of the save.
-        cutter: The pieces.
+        cutter: Has the pieces that the values were cut into.
         cut: The channels that came with a whole value, and what is said of their large leaves.
         named: The artifacts that values name, by channel.
         tagging: What the checkpoint is found by, if its schema declares anything.

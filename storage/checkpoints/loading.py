@@ -74,7 +74,7 @@ class _Head:
         return token.namespace == self._wanted.load.namespace and token.admits(macs, self.head_id, self.head)
 
     def goes_on(self, acknowledged: ThreadToken) -> bool:
-        """As `admits`, of what this process acknowledged itself."""
+        """Whether what this process itself acknowledged can have become this."""
         return acknowledged.admits(self._sealer.without_share, self.head_id, self.head)
 
     def checkpoint(self, row: CheckpointRow) -> OpenedCheckpoint:
@@ -88,7 +88,7 @@ class _Head:
     async def loaded(
         self, scope: Scope, opened: OpenedCheckpoint, reader: PieceReader, written: Sequence[OpenedWrite]
     ) -> Loaded:
-        """The answer."""
+        """The answer with the state: pieces are opened, and values put together from them."""
         await open_pieces(reader)
         writes = await values_of(written, reader)
         return self._loaded(await put_together(scope.tenant_id, reader, opened, lambda: opened.value(reader, writes)))

@@ -179,12 +179,12 @@ class WithheldCheckpoint:
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """As `OpenedCheckpoint.place`."""
+        """Where history has it: its id, thread and namespace."""
         return self.row.checkpoint_id, self.row.thread_id, self.row.namespace
 
     @property
     def parent_id(self) -> str | None:
-        """As `OpenedCheckpoint.parent_id`."""
+        """The id of its parent; None: it has none."""
         return self.row.parent_id
 
     def value(self, reader: None, writes: None) -> Checkpoint:  # noqa: ARG002  as `OpenedCheckpoint.value`
@@ -210,7 +210,7 @@ async def scan(rows: Listing, sealers: ThreadSealers, query: HistoryQuery) -> Pa
             after = history_order(row)
             opened = sealers.opened(row)
             if isinstance(opened, WithheldCheckpoint):
-                # What is damaged might have matched: nobody can tell.
+                # What is damaged might have matched: there is no telling.
                 if query.metadata and not opened.is_damaged:
                     continue
                 matches.append(opened)

@@ -4,7 +4,7 @@ Pieces are how a value is stored, and no part of what it says. A release may cut
 that stored them; where only the pieces differ, the bytes decide. Large leaves are compared by their ids, which do not
 depend on what is cut around them, so that they are not fetched.
 
-Owns the comparison of values. Everything else about a checkpoint is compared by whoever asks, who also answers.
+Owns the comparison of values. Everything else about a checkpoint is compared by the caller, who also answers.
 """
 
 from collections.abc import Mapping

@@ -157,7 +157,7 @@ class Ground(msgspec.Struct, frozen=True):
 
     @classmethod
     def remembered(cls, head: RememberedHead) -> "Ground":
-        """As this process left it."""
+        """The ground that this process left, and still remembers."""
         return cls(
             head.thread_created_at, head.thread_seal, head.thread, head.strict, head.rules,
             head.head_id, head.head,
@@ -595,7 +595,7 @@ class _Attempt:
     async def _write(
         self, transaction: Transaction, ground: Ground, row: OpenRow, uploads: Uploads
     ) -> tuple[Saved, RememberedHead | None]:
-        """Compose and write; returns the answer, and what is left to stand on, if the checkpoint is the head."""
+        """Compose and write; returns the answer and, if the checkpoint is the head, what the next save can stand on."""
         access, scope, sealer, save, cutter = self.access, self.scope, self.sealer, self.save, self.draft.cutter
         if not save.makes_room:
             access.row_quotas.require_room(scope)

@@ -2,7 +2,7 @@
 
 An uploaded piece belongs to the thread as if a checkpoint had stored it, but nothing names it yet: the next prune takes
 it away, and a save that names it afterwards is refused with `PieceUnknown`, upon which the client uploads it again.
-Only leaves go this way; how other pieces are put together is nobody's business outside.
+Only leaves go this way; how other pieces are put together is of no concern outside.
 """
 
 from dataclasses import dataclass

@@ -1,12 +1,12 @@
-"""State as agents see it: the one way through which it is saved and read by whoever has a version in mind.
+"""State as agents see it: the one way through which it is saved and read by a caller that has a version in mind.
 
 On the way in, a save that names a schema and a version needs it registered, loses its ephemeral channels and is checked
 against the JSON Schema (`storage.schemas.checks`). On the way out, whatever returns state gives it at the version that
 the reader knows, converted in memory (`storage.schemas.versions`); nothing is written back. `storage.checkpoints.verbs`
 below it stores and reads what it is given, as it is.
 
-What is checked and converted runs where it can be stopped (`storage.schemas.work`): it promises that nobody else waits
-for it, and nothing about how much a tenant may do at once.
+What is checked and converted runs where it can be stopped (`storage.schemas.work`): it promises that no other request
+waits for it, and nothing about how much a tenant may do at once.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -98,7 +98,7 @@ class States:
         A patch that names another version than its parent's applies to what the parent is at that version.
 
         Raises:
-            StateTooNewToSave: the save names a version that nobody registered.
+            StateTooNewToSave: the save names a version that is not registered.
             StateVersionRequired: it names none, and the agent's state was adopted at one.
             InvalidState: it names half a version, or its JSON Schema does not allow the state.
             StateTooNew, UpcastFailed: a patch's parent cannot be brought to the patch's version.
@@ -162,7 +162,7 @@ class States:
         place = (save.thread_id, save.namespace, base_id)
         base = (await self._checkpoints.load(scope, Load(*place, with_state=True), share)).checkpoint
         base = await self.adopted(scope, base)
-        # What nobody adopted is taken as it is: whoever patches it at a version says what it is.
+        # What was not adopted is taken as it is: a patch of it at a version says what it is.
         if base.state_schema is not None:
             if base.state_schema != schema:
                 raise InvalidState("the changes apply to state of another schema", "/state_schema")
@@ -177,7 +177,7 @@ class States:
         Writes without a version are at their checkpoint's; where that is not saved yet, nothing is known of them.
 
         Raises:
-            StateTooNewToSave: they name a version that nobody registered.
+            StateTooNewToSave: they name a version that is not registered.
             StateVersionRequired: they name none, and their checkpoint is of an agent whose state was adopted at one.
             StorageError: as `Checkpoints.put_writes`.
         """
@@ -231,7 +231,7 @@ class States:
 
         Raises:
             StateTooNew: no steps lead to that version.
-            StateTooNewToSave: nobody registered it.
+            StateTooNewToSave: it is not registered.
             StateSchemaMismatch: it is state of a schema that its reader does not know.
             UpcastFailed: a step cannot be applied.
             StorageError: as `Checkpoints.load`.
@@ -353,7 +353,7 @@ class States:
     # --- conversion ----------------------------------------------------------------------------------------------
 
     async def _as_adopted(self, scope: Scope, wanted: WantedVersions, checkpoint: Checkpoint) -> Checkpoint:
-        """As `adopted`, where a reader has a version in mind and gets state; all others get it as it was saved."""
+        """Apply `adopted` where a reader has a version in mind and gets state; leave all else as it was saved."""
         if wanted is AS_SAVED or checkpoint.channels is None:
             return checkpoint
         return await self.adopted(scope, checkpoint)

@@ -92,7 +92,7 @@ class Checkpoints:
             return await saving.stored(share)
 
     def saving(self, scope: Scope, save: Save, at_version: AtVersion | None = None) -> Saving:
-        """As `save`, for whoever knows what to do about a parent of another version."""
+        """Begin what `save` does, for a caller that deals with a parent of another version itself."""
         check_id(save.thread_id, "thread id")
         if save.checkpoint_id is not None:
             check_id(save.checkpoint_id, "checkpoint id")
@@ -265,7 +265,7 @@ class Checkpoints:
             return await request.stored(share)
 
     def writing(self, scope: Scope, new: TaskWrites, at_version: writing.AtVersion | None = None) -> writing.Writing:
-        """As `put_writes`, for whoever knows what to do about a checkpoint at a version."""
+        """Begin what `put_writes` does, for a caller that deals with a checkpoint at a version itself."""
         check_id(new.thread_id, "thread id")
         check_id(new.checkpoint_id, "checkpoint id")
         check_id(new.task_id, "task id")

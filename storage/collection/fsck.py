@@ -115,7 +115,7 @@ async def _silent(_report: FsckReport) -> None:
 
 
 class Fsck:
-    """Checks tenants."""
+    """Compares tenants' rows with their objects, and mends what can be mended."""
 
     def __init__(
         self,
@@ -296,7 +296,7 @@ class _Check:
                 strangers = await self.ledger.refer_artifacts(transaction, thread_id, missing)
                 await self.ledger.refer(transaction, thread_id, strangers)
                 await self.ledger.keep(transaction, thread_id)
-        except LostRaceError:  # somebody is at it; the next check will tell
+        except LostRaceError:  # another request is at it; the next check will tell
             return False
         return True
 

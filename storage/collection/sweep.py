@@ -4,11 +4,11 @@ For each tenant whose time has come, subject by subject, in small batches that e
 
 1. Open intents that expired are marked swept, and only then their object or multipart upload is removed. The row stays
    as a tombstone for a day, because a PUT may still be under way; at its end the object is removed once more.
-2. Now and then a walk finds live blobs that nobody refers to; the verbs that drop references mark most of them sooner.
+2. Now and then a walk finds live blobs that nothing refers to; the verbs that drop references mark most of them sooner.
    It also aborts uploads in parts that no intent knows: their process ended between beginning one and putting on record
    how the object store names it.
-3. What has been unreferenced for the grace period is condemned: locked against whoever is about to refer to it, looked
-   at again in the next statement, whose snapshot is newer than the lock, and then committed.
+3. What has been unreferenced for the grace period is condemned: locked against requests that are about to refer to it,
+   looked at again in the next statement, whose snapshot is newer than the lock, and then committed.
 4. Condemned blobs are removed when the last backup that may name them has expired: the object, then the row, and with
    it the quota's bytes. Removing is repeatable at every point, so a crash costs nothing but time.
 
@@ -43,7 +43,7 @@ from storage.statements.objects.blobs import SweepClaim, SweptIntent
 # A blob that lost its last reference stays findable by content for so long, so that a save that just learned of it
 # need not upload it again.
 GRACE_SECONDS = 3600
-# An upload in parts that no intent knows is aborted when it is so old: nobody can be about to put it on record.
+# An upload in parts that no intent knows is aborted when it is so old: no process can be about to put it on record.
 STRAY_SECONDS = 24 * 3600
 # How often a tenant is swept, and how often all of its blobs are walked over.
 SWEEP_SECONDS = 60.0
@@ -139,7 +139,7 @@ class Sweep(Rounds[Swept, Census]):
         """Sweep a tenant; None if its time has not come or another process is at it.
 
         Args:
-            tenant_id: The tenant.
+            tenant_id: The id of the tenant to sweep.
             now: Sweep at any time, even beside another process, and walk over all of its blobs.
 
         Raises:
@@ -226,7 +226,7 @@ class _TenantSweep:
     # --- the walk --------------------------------------------------------------------------------------------------
 
     async def walk(self, stray_seconds: float) -> None:
-        """Mark live blobs that nobody refers to, and abort uploads that no intent knows and that are so old."""
+        """Mark live blobs that nothing refers to, and abort uploads that no intent knows and that are so old."""
         async with self.unit_of_work.snapshot(TenantScope(self.tenant_id)) as transaction:
             before = await transaction.fetch_only(sql.SO_LONG_AGO, seconds=stray_seconds)
         for bucket, store in self.buckets.in_use:
@@ -243,7 +243,7 @@ class _TenantSweep:
             uploads = await store.list_multiparts(tenant_prefix(self.tenant_id, bucket))
             strays = []
             for each in uploads:
-                with suppress(ValueError):  # a name that is none of ours is left to whoever made it
+                with suppress(ValueError):  # a name that is none of ours is left to its maker
                     if each.begun_at < before:
                         strays.append((BlobLocation.parse(each.object_key), each.multipart_id))
             if not strays:

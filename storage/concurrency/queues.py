@@ -94,7 +94,7 @@ class FairQueue:
         except BaseException as reason:
             if turn.done() and not turn.cancelled():
                 self.leave(name)  # the turn came in the same moment: the next one has it
-            elif turn in line.waiting:  # otherwise whoever left meanwhile has skipped it
+            elif turn in line.waiting:  # otherwise a turn that left meanwhile has skipped it
                 line.waiting.remove(turn)
             if isinstance(reason, TimeoutError):
                 raise self._refused() from None

@@ -1,8 +1,8 @@
 """Room for the values of an answer: they are counted while they are put together.
 
 Owns the way from a request to the readers that put values together for it, so that each verb need not hand it on: it
-goes with the request's task, and with the threads and tasks that work for it. Where nobody counts, nothing is counted.
-What the room is and when it is given back is for whoever counts.
+goes with the request's task, and with the threads and tasks that work for it. Where no request asked for it, nothing is
+counted. What the room is and when it is given back is for the code that counts.
 """
 
 from collections.abc import Callable

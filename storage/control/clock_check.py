@@ -1,7 +1,7 @@
 """Whether this process's clock and the database's agree.
 
 What decides a removal compares times of the database's clock only. A clock of a process that is far from it says that
-one of the two is wrong, and from here nobody can tell which: such a process removes nothing by time until they agree,
+one of the two is wrong, and from here it cannot be told which: such a process removes nothing by time until they agree,
 and says so. Owns the measurement and the bound; it sets no clock, and what was stored before it looked stays as it is.
 """
 

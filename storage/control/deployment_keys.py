@@ -46,7 +46,7 @@ class Purpose(Generic[K]):
         name: The word that the key is stored under, and that its wrapping is bound to.
         opened: The function that makes the key of its secret.
         public_of: The function that tells what stands beside the wrapped key.
-        has_later_versions: Whether a version after the first is one of its keys, and not a row that somebody edited.
+        has_later_versions: Whether a version after the first is one of its keys, and not a row that was edited.
     """
 
     name: str

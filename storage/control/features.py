@@ -114,7 +114,7 @@ class Features:
         await self._key.ready()
         since = {row.feature: row.since for row in rows}
         damaged = {row.feature for row in rows if not self._is_authentic(row)}
-        # What was on cannot go, nor move: somebody who is no gateway took it away.
+        # What was on cannot go, nor move: it was not a gateway that took it away.
         damaged |= {name for name, moment in self._since.items() if since.get(name) != moment}
         if damaged - self.damaged:
             self._observer.integrity_failure()
@@ -126,8 +126,8 @@ class Features:
         """Whether all processes do now what this feature is about.
 
         Raises:
-            IntegrityFailure: somebody else than a gateway says so, or took it away.
-            KeyUnavailable: nobody made this `ready`.
+            IntegrityFailure: something other than a gateway says so, or took it away.
+            KeyUnavailable: this was not made `ready`.
         """
         self._check(feature)
         since = self._since.get(feature.name)
@@ -172,7 +172,7 @@ class Features:
         return {name: moment for name, moment in self._since.items() if name not in self.damaged}
 
     async def add(self, transaction: Transaction, feature: Feature, since: datetime) -> None:
-        """Switch a feature on, in the transaction of whoever found out that no older process is left."""
+        """Switch a feature on, in the transaction that found out that no older process is left."""
         mac = self._key.mac(feature_row(feature.name, since), NEWEST_FORMAT)
         await transaction.run(sql.ADD_FEATURE, feature=feature.name, since=since, mac_format=NEWEST_FORMAT, mac=mac)
 

@@ -1,10 +1,11 @@
 """The registry of processes: which gateways and workers run on this database, and what they know.
 
-Every one enters itself before it serves and says every few seconds that it is still there, so that whoever finishes an
-upgrade finds out that a build is left which would misread what is switched on. Builds from before the registry do not
-enter themselves; they are known by the name of their sessions in the database, unless a pooler hides it.
+Every one enters itself before it serves and says every few seconds that it is still there, so that a process that
+finishes an upgrade finds out that a build is left which would misread what is switched on. Builds from before the
+registry do not enter themselves; they are known by the name of their sessions in the database, unless a pooler hides
+it.
 
-It proves nothing to somebody who writes to the database: it guards against a mistake, not against an attack.
+It proves nothing against a writer to the database: it guards against a mistake, not against an attack.
 """
 
 import os
@@ -102,7 +103,7 @@ async def seen(transaction: Transaction) -> list[Process]:
 
 
 async def unregistered(transaction: Transaction) -> int:
-    """As `Processes.unregistered`."""
+    """Count the sessions of builds from before the registry."""
     return await transaction.fetch_only(sql.UNREGISTERED)
 
 

@@ -1,10 +1,10 @@
 """Control rows: proof that what steers the gateway was written by a gateway.
 
 A row that decides what is done to state (a version of a state schema, an adoption, a save policy, a retention policy
-with its hold, a job) carries a MAC over its identity and all columns that mean something. Whoever acts on it or shows
-it checks that first, so that a row written or edited by somebody else converts nothing, removes nothing and starts
-nothing. The key is one of the deployment, not of a tenant: the operators' jobs belong to no tenant, and a shred goes on
-when the tenant has no keys.
+with its hold, a job) carries a MAC over its identity and all columns that mean something. Code that acts on it or shows
+it checks that first, so that a row written or edited outside of the gateway converts nothing, removes nothing and
+starts nothing. The key is one of the deployment, not of a tenant: the operators' jobs belong to no tenant, and a shred
+goes on when the tenant has no keys.
 
 Owns what is under the MACs, and in which format rows are written. It does not notice a row that was deleted, nor an
 older authentic one of the same identity that was put back.
@@ -103,11 +103,11 @@ class Proved(Protocol):
 
     @property
     def mac(self) -> bytes | None:
-        """The MAC."""
+        """The MAC over the row; None in a row from before MACs."""
 
     @property
     def mac_format(self) -> int | None:
-        """The MAC's format."""
+        """The MAC's format; None for the first."""
 
 
 def proof_of(row: Proved) -> Proof:
@@ -137,7 +137,7 @@ class ControlRows:
 
     @property
     def can_check(self) -> bool:
-        """Whether somebody made this `ready`, or `ready_to_check`."""
+        """Whether this was made `ready`, or `ready_to_check`."""
         return self._key.is_ready
 
     async def ready_to_check(self) -> None:
@@ -152,8 +152,8 @@ class ControlRows:
         """What is stored with a row: in the format that every process of the deployment knows.
 
         Raises:
-            KeyUnavailable: nobody made this `ready`.
-            IntegrityFailure: nobody knows which format that is.
+            KeyUnavailable: this was not made `ready`.
+            IntegrityFailure: it is not known which format that is.
         """
         if self.features.is_on(CONTROL_ROW_FORMATS):
             return Proof(self._key.mac(row, NEWEST_FORMAT), NEWEST_FORMAT)
@@ -176,7 +176,7 @@ class ControlRows:
         )
 
     def is_sound(self, row: Row, proof: Proof) -> bool:
-        """As `is_authentic`, and whoever watches is told of a row that is not.
+        """Whether a row `is_authentic`; the observer is told of one that is not.
 
         Raises:
             KeyUnavailable: as `is_authentic`.

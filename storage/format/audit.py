@@ -311,7 +311,7 @@ class Verification:
         anchored_through: Up to which event an anchor vouches; what follows only agrees with itself.
         findings: Empty: everything verified, but for the gaps.
         gaps: What restored backups took, each documented by an event that an anchor vouches for. Never nothing to
-            look at: somebody who may restore a database said so.
+            look at: an operator who may restore a database said so.
     """
 
     events: int = 0
@@ -328,7 +328,7 @@ class Verification:
 class ChainVerifier:
     """Follows a chain event by event and remembers what does not fit, and which gaps are documented.
 
-    A gap is documented by whoever wrote the chain; whether to believe it takes an anchor at or after its event.
+    A gap is documented by the writer of the chain; whether to believe it takes an anchor at or after its event.
 
     ``sequence`` is the last event known already (0 for none), and ``previous`` that event's hash (None for the start).
     """
@@ -436,7 +436,7 @@ def verify_export(lines: Iterable[bytes], anchors: Iterable[str], public_key: st
     """Verify an export against anchors, with nothing else at hand.
 
     ``lines`` are as `export_lines` gave them; ``anchors`` one or more of this chain, in any order. The public key comes
-    from a source that whoever could change the log does not control.
+    from a source outside the control of those who could change the log.
 
     Raises:
         AuditInvalid: The public key is none of an audit log, there is no anchor, or an anchor is not signed by the

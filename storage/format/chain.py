@@ -3,7 +3,7 @@
 A **thread seal** holds the thread's random incarnation, a sum over its namespaces and one over its pending writes. A
 **head seal** holds the same incarnation, the namespace's sequence, a *live set*: the number of its checkpoints and the
 sum, modulo 2^256, of a MAC for each over (namespace, id, manifest digest), and another one of the head's own pending
-writes. A save adds one MAC, legal removal subtracts, so neither needs to read the others; whoever reads all of them can
+writes. A save adds one MAC, legal removal subtracts, so neither needs to read the others; a reader of all of them can
 compare. MACs cover plaintext digests, never envelope bytes, so re-sealing under a new key changes nothing.
 
 A pending write's row keeps its **member**, a keyed digest of the write. What the sums add is a MAC of the member at its

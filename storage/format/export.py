@@ -88,7 +88,7 @@ class Beginning(Struct, array_like=True, tag=3, frozen=True):
     Attributes:
         source: Which thread of which deployment this is, in its life of now: a keyless digest. No part of the
             thread's content digest.
-        subject_id: Whose.
+        subject_id: The subject that the thread belongs to.
         thread_id: Its id.
         agent: As the thread's row has it, and what follows.
         status: Of the head.

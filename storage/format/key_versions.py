@@ -10,7 +10,7 @@ from storage.errors import IntegrityFailure
 def check_key_version(named: int, envelope: bytes) -> None:
     """Compare the key version that a row names with the one of its envelope.
 
-    An envelope that was opened is authentic. One that nobody here can open tells damage all the same: they differ.
+    An envelope that was opened is authentic. One that cannot be opened here tells damage all the same: they differ.
 
     Raises:
         IntegrityFailure: they are not the same, or it is no envelope.

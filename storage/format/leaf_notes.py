@@ -6,7 +6,7 @@ value: what was said of leaves that are still there is not stored again when a l
 leaves, because builds before this one stored leaves without notes, and a list only grows at its end.
 
 A note describes, and decides nothing: nothing here is compared with a leaf's content, and what cannot be read as notes,
-which nobody but another deployment's export can bring, says nothing.
+which only another deployment's export can bring, says nothing.
 """
 
 from bisect import bisect_left, bisect_right
@@ -149,7 +149,7 @@ class _Level:
 
 
 def _paths_in(data: bytes, at: int, offsets: Sequence[int], prefix: str) -> list[str | None]:
-    """As `paths_at`, inside of one object that begins at ``at``."""
+    """Find what `paths_at` finds, inside of one object that begins at ``at``."""
     found: list[str | None] = []
     levels: list[_Level] = []
     is_begun = False

@@ -256,7 +256,7 @@ class _Walk:
         except (IndexError, KeyError):
             pass
         if inside is not None and (at != end or any(level.left for level in levels)):
-            # What an extension holds is for its own reader to say: nobody knows that a pointer is none.
+            # What an extension holds is for its own reader to say: it cannot be told that a pointer is none.
             yield from self._rest(begun, end, inside)
 
     def _holds_mark(self, start: int, end: int) -> bool:

@@ -54,11 +54,11 @@ LEAF_SHOWN_BYTES = 256
 # many; a list that grew by many saves can have them, when it is compacted or converted.
 LIST_ELEMENTS_MAX = 1_000_000
 # As many bytes, or elements of lists, are cut beside the event loop: a second of cutting is then not a second in which
-# nobody is answered. An element takes more than a microsecond, however short it is.
+# no request is answered. An element takes more than a microsecond, however short it is.
 CUT_BESIDE_BYTES_MIN = 256 * 1024
 CUT_BESIDE_ELEMENTS_MIN = 2000
-# FastCDC's least, average and greatest segment; the second for bytes that nobody but their own program can read, which
-# rarely change in the middle and cost an object each where pieces go to the object store.
+# FastCDC's least, average and greatest segment; the second for bytes that only their own program can read, which rarely
+# change in the middle and cost an object each where pieces go to the object store.
 _SEGMENTS = (4 * 1024, 16 * 1024, GROUP_BYTES_MAX)
 _LARGE_SEGMENTS = (64 * 1024, 256 * 1024, 1024 * 1024)
 
@@ -255,7 +255,10 @@ class Cutter:
         added: bytes,
         client_notes: Sequence[LargeLeaf],
     ) -> "tuple[Body, Grown]":
-        """As `append`, and what became of the list's large leaves; ``client_notes``: of those in ``added``, by path."""
+        """Put elements after those of a list as `append` does; returns also what became of the list's large leaves.
+
+        ``client_notes`` has the large leaves in ``added``, by their paths.
+        """
         _, leaves, closed_before = body
         before, begun = leaves[:closed_before], leaves[closed_before:]
         piece_ids = piece_ids_of((b"", before, 0), ids)
@@ -328,7 +331,7 @@ class Cutter:
         for start, end in pairwise(bounds or (0, len(data))):
             if end - start >= bytes_min:
                 leaves.extend(large_leaves(data, start, end, bytes_min))
-        if holes:  # a placeholder is never inside a leaf of its own value, unless somebody says so
+        if holes:  # a placeholder is never inside a leaf of its own value, unless a caller says so
             leaves = [(start, end) for start, end in leaves if not _any_within(holes, start, end)]
         if not leaves:
             return data, holes, bounds, holes
@@ -576,7 +579,7 @@ def open_piece(digests: Digests, piece_id: bytes, plaintext: bytes, children: by
 
 
 def open_content(digests: Digests, piece_id: bytes, kind: int, data: bytes, children: bytes | None) -> Opened:
-    """As `open_piece`, of a known kind.
+    """An opened piece of a known kind, after its id was computed again.
 
     Raises:
         IntegrityFailure: the content is not what the id names.
@@ -663,7 +666,10 @@ class Joined(msgspec.Struct, frozen=True):
 
 
 def put_together(body: Body, ids: Sequence[bytes], look_up: Callable[[bytes], Opened], *, refs: bool) -> Joined:
-    """As `join` or, with ``refs``, as `join_holed`; and the large leaves, whether or not they are in their place."""
+    """Put a value together as `join` does or, with ``refs``, as `join_holed` does.
+
+    The result names the large leaves, whether or not they are in their place.
+    """
     if isinstance(body, bytes):
         return Joined(body)
     return _Joiner(look_up, resolves=not refs).run(body, ids)

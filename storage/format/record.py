@@ -66,7 +66,7 @@ class _Authenticated:
     """Damage by its name. A class, because it is entered for every envelope: a generator takes five times as long."""
 
     def __enter__(self) -> None:
-        """Nothing."""
+        """Begin the block in which an envelope is opened."""
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Say what it means that an envelope does not open."""
@@ -285,7 +285,7 @@ class PieceReader:
         return Value(encoding, joined.data, joined.holes, known)
 
     def _counted(self, piece_id: bytes) -> Opened:
-        """As `look_up`, for a value that is being put together: what is too long is not even gathered."""
+        """Look up a piece for a value that is being put together: what is too long is not even gathered."""
         opened = self.look_up(piece_id)
         if opened.kind == LEAF:
             self._count(LEAF_SHOWN_BYTES + (0 if self.refs else opened.size))

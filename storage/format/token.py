@@ -1,6 +1,6 @@
 """Thread tokens: what a client has seen of a namespace, for it to keep where the store's owner cannot reach.
 
-A rollback of a whole thread leaves seals that agree with each other; only somebody who remembers more can tell. A
+A rollback of a whole thread leaves seals that agree with each other; only a client that remembers more can tell. A
 token holds a tag of the thread's incarnation, the namespace's sequence and a tag of the state at that sequence, under
 a MAC of the subject. It opens nothing and grants nothing. The same tags are what heads are anchored by.
 """
@@ -70,7 +70,7 @@ class ThreadToken(msgspec.Struct, frozen=True):
             RollbackDetected: it was made for another thread, or under keys that are not the subject's any more.
         """
         token = cls.parse(text)
-        # Authenticates no credential: who guesses one harms nobody else, so the time it takes tells nothing of use.
+        # Authenticates no credential: who guesses one harms no one else, so the time it takes tells nothing of use.
         if token.encode(macs, thread_id) != text:
             raise RollbackDetected("the token does not belong to this thread, or its subject's keys were replaced")
         return token

@@ -2,7 +2,7 @@
 
 In this order, each step durable and repeatable:
 
-1. **settle**: wait until nobody is at work who began before the rotation; what is saved later is sealed anew.
+1. **settle**: wait until no request is at work that began before the rotation; what is saved later is sealed anew.
 2. **threads**: a few rows at a time, under the thread's lock: chunks, checkpoints, pending writes, heads, and the
    thread's own seal last. **blobs**: pointers, open uploads and artifacts; the objects themselves stay. **receipts**:
    those of idempotency keys.
@@ -230,7 +230,7 @@ class Reseal:
         """What needs an older version, before one is given up.
 
         Archiving holds the versions that its rows need until it commits; under this lock the next statement sees
-        whoever held them, and nobody comes to need one that is given up in this transaction.
+        whoever held them, and no row comes to need one that is given up in this transaction.
         """
         await transaction.fetch_all(sql.LOCK_SUBJECT_KEYS)
         found = await transaction.fetch_only(sql.COUNT_STALE, version=active_version(sealer))
@@ -350,7 +350,7 @@ class _Batch:
         self.done += await self._transaction.run(statement, thread_id=self._thread.thread_id, **columns)
 
     def _resealed(self, kind: Kind, location: tuple[Field, ...], key_version: int, envelope: bytes) -> bytes | None:
-        """As the function, of a row that names its key version."""
+        """Seal an envelope again, if it is sealed under the key version that its row names."""
         try:
             check_key_version(key_version, envelope)
         except IntegrityFailure:

@@ -174,7 +174,7 @@ class Rewriting:
             await transaction.run(sql.SET_STORED_AT, **key, stored_at=stored_at)
             if listed is not None:
                 locked = await self._exchange_list(transaction, sealer, locked, (stub, again), listed)
-            if locked.tier != "hot":  # its seals are sealed again by nobody else
+            if locked.tier != "hot":  # its seals are sealed again only here
                 seals = LockedThread(locked.created_at, locked.seal, stale=True, cold=locked.cold)
                 await seal_thread_again(transaction, sealer, stub.thread_id, seals)
             await ledger.keep(transaction, stub.thread_id)

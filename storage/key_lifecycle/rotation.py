@@ -233,7 +233,7 @@ class Rotation:
             await transaction.fetch_all(sql.LOCK_TENANT_KEYS)
             demoted = await transaction.run(sql.DEMOTE_TENANT_KEY)
             if not demoted or not await transaction.run(sql.PROMOTE_TENANT_KEY, key_version=fresh):
-                raise LostRaceError  # shredded meanwhile, or somebody else's rotation took it
+                raise LostRaceError  # shredded meanwhile, or another rotation took it
             total = await transaction.fetch_only(sql.COUNT_SUBJECT_KEYS_UNDER_OTHERS, tenant_key_version=fresh)
             job_id = await self._jobs.add(
                 transaction, tenant_id, REWRAP_TENANT_KIND, WHOLE_TENANT, _FIRST, total, _job_id(repeated, fresh)
@@ -283,7 +283,7 @@ class Rotation:
             updates.append((row, wrapped))
         last = rows[-1]
         async with self._unit_of_work.begin(scope) as transaction:
-            # Whoever gives this version up meanwhile waits, or was first; then the next slice uses the newer one.
+            # One that gives this version up meanwhile waits, or was first; then the next slice uses the newer one.
             if await transaction.fetch_one(keys_sql.HOLD_TENANT_KEY, key_version=active) != "active":
                 raise LostRaceError
             done = 0

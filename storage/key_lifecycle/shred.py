@@ -5,18 +5,19 @@ In this order:
 1. The intent: a job row, unless a legal hold keeps anything of it. From here the shred is carried on, whoever crashes;
    no job that a gateway did not write begins one (`storage.control.rows`).
 2. Unless something is held by now, the **tombstone**, an object outside the database, where a restored backup does not
-   reach. From here it is carried to its end, whatever is held from now on. It names nobody: it holds
-   a keyed digest of the subject's id, under a key that only the root key opens, and is authenticated with it.
+   reach. From here it is carried to its end, whatever is held from now on. It names no subject: it holds a keyed digest
+   of the subject's id, under a key that only the root key opens, and is authenticated with it.
 3. One transaction: keys destroyed, `shred_effective_at` set, the audit log written. Every gateway refuses from its
    next request on, because each load and save reads its key's state in its own statement.
-4. In the background, when nobody is at work who began before: the rows are deleted, and the blobs condemned, whose
+4. In the background, when no request is at work that began before: the rows are deleted, and the blobs condemned, whose
    objects nobody can open any more and the sweeper removes when the last backup has expired.
 
 Honest limits: backups, replicas and write-ahead logs hold the wrapped keys until they expire, which is what
-`shred_effective_at` says; whoever has such a backup *and* the root key can open it until then. Identifiers stay: the
+`shred_effective_at` says; a holder of such a backup *and* the root key can open it until then. Identifiers stay: the
 subject's id in the tombstone rows of its keys and in the audit log. A database restored from before a shred does not
-know the tombstone, and is not served from until `accept` applied it again. Whoever opens one finishes first what has a
-tombstone and still has its keys (`unapplied`), and who serves from it looks again from time to time (`uphold`).
+know the tombstone, and is not served from until `accept` applied it again. An operator who opens one finishes first
+what has a tombstone and still has its keys (`unapplied`), and who serves from it looks again from time to time
+(`uphold`).
 """
 
 import hmac
@@ -54,7 +55,7 @@ WHOLE_TENANT = "tenant"
 NOBODY = "~nobody"
 SETTLE_SECONDS = 0.2
 SLICE_SECONDS = 2.0
-# How often a process that serves asks the tombstones whether somebody put keys back: about as long as keys are cached.
+# How often a process that serves asks the tombstones whether keys were put back: about as long as keys are cached.
 UPHOLD_SECONDS = 300.0
 _KEYS_PAGE = 1000
 _PAGE = 100
@@ -354,7 +355,7 @@ class Shred:
     async def _carried_on(self, begun: JobRow | None) -> bool:
         """Destroy the keys of a shred that was begun; returns whether its tombstone is authentic.
 
-        Nobody's lease is asked for: who has one may do the same at the same moment, and one of both changes nothing.
+        No lease is asked for: who has one may do the same at the same moment, and one of both changes nothing.
         """
         if begun is None:
             return False
@@ -403,7 +404,7 @@ class Shred:
         """Apply again every shred that a restored database does not know. Repeating it changes nothing.
 
         Raises:
-            IntegrityFailure: a tombstone is not authentic: somebody else wrote it; nothing was done with it.
+            IntegrityFailure: a tombstone is not authentic: no gateway wrote it; nothing was done with it.
             BlobUnavailable: the object store does not answer.
             KeyUnavailable: the root key cannot be reached.
         """
@@ -413,13 +414,13 @@ class Shred:
         return [await self._apply(each.location, LOCAL_ACTOR) for each in await self._with_keys()]
 
     async def uphold(self) -> int:
-        """Shred again, while this database is served from, what somebody put back into it; returns how many shreds.
+        """Shred again, while this database is served from, what was put back into it; returns how many shreds.
 
         At a start `unapplied` finds the same, and the gateway refuses: a restored database is for a person to look at.
         Here it is too late for that, and a shred cannot be undone.
 
         Raises:
-            IntegrityFailure: a tombstone is not authentic: somebody else wrote it. All others were looked at.
+            IntegrityFailure: a tombstone is not authentic: no gateway wrote it. All others were looked at.
             BlobUnavailable: the object store does not answer.
             CryptoError: the root key does not open what is needed.
         """

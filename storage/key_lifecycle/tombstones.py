@@ -1,7 +1,7 @@
 """Tombstones: what is kept of a shred outside of the database, where a restored backup does not reach.
 
 Owns their bytes, and the proof that this deployment made one: it is authenticated by a key that only the root key
-opens, and names nobody, because the subject's id is there as a keyed digest. Nothing here destroys a key or knows
+opens, and names no subject, because the subject's id is there as a keyed digest. Nothing here destroys a key or knows
 whether the database applied a shred; without an object store there are no tombstones.
 """
 
@@ -48,7 +48,7 @@ class Explained:
     Attributes:
         tags: Of shredded subjects; see `storage.access.head_anchors.subject_tag`.
         untagged: Shredded subjects of which the tag is not known, or not any more: the root key that wrapped their
-            tombstones is gone. Whoever can add objects can add such a one, and so excuse one subject.
+            tombstones is gone. An attacker who can add objects can add such a one, and so excuse one subject.
         whole_tenant: The tenant was shredded, with every subject.
         whole_tenant_unproven: A tombstone says so that does not open any more, for the same reason.
     """
@@ -157,7 +157,7 @@ class Tombstones:
     ) -> None:
         """Keep a tombstone outside the database. One that is there already must be ours.
 
-        Unless nobody can tell any more, because the root key that wrapped it is gone: erasing does not wait for that.
+        Unless it cannot be told any more, because the root key that wrapped it is gone: erasing does not wait for that.
         """
         if self._blobs is None:
             return
@@ -216,7 +216,7 @@ class Tombstones:
         """Which anchored heads of a tenant are left behind by shreds, going by their tombstones.
 
         Raises:
-            IntegrityFailure: a tombstone is not authentic: somebody else wrote it.
+            IntegrityFailure: a tombstone is not authentic: no gateway wrote it.
             BlobUnavailable: the object store does not answer.
             KeyUnavailable: the root key cannot be reached.
         """
@@ -225,7 +225,7 @@ class Tombstones:
             try:
                 tombstone, _ = await self.open(location)
             except _TombstoneDeniedError as denied:
-                # Root keys are replaced, tombstones stay: it is of a subject, and nobody can tell any more of which.
+                # Root keys are replaced, tombstones stay: it is of a subject, and it cannot be told any more of which.
                 untagged += denied.level == "subject"
                 unproven = unproven or denied.level == "tenant"
                 continue

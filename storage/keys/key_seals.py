@@ -1,9 +1,9 @@
 """Seals of API keys' rows: what a gateway vouches for of a key without knowing its secret.
 
-The first MAC of a key's row takes the secret, so that only whoever presents the key can have it checked, and nobody
-can make it again when the key is revoked. A seal is the second one, under the pepper alone: it covers who the key is,
-what it may do, what the keys that it makes may do, until when, and whether it was revoked. So a revocation that
-somebody takes back in the database is noticed, and so is a permission that was added, before anybody presents the key.
+The first MAC of a key's row takes the secret, so that only the bearer of the key can have it checked, and nobody can
+make it again when the key is revoked. A seal is the second one, under the pepper alone: it covers who the key is, what
+it may do, what the keys that it makes may do, until when, and whether it was revoked. So a revocation that somebody
+takes back in the database is noticed, and so is a permission that was added, before anybody presents the key.
 
 Owns the peppers, which are numbered: one makes MACs, the others still check them while keys move to it. A seal that was
 deleted looks like one that was never made; whether that is damage is for the caller to say. It does not notice an older

@@ -1,8 +1,8 @@
 """From a scope to its `Sealer`: loading, creating and caching wrapped keys.
 
 A key is created in its own committed transaction, read back, and only then used or cached: otherwise a
-rollback would leave data sealed under a key nobody stored, and two gateways that create the same subject's key at
-the same moment would seal under different ones. No connection is held while the root key is asked.
+rollback would leave data sealed under a key that was never stored, and two gateways that create the same subject's key
+at the same moment would seal under different ones. No connection is held while the root key is asked.
 
 Holding a `Sealer` is the capability to open one subject's state; this module is the only maker. It does not check
 that the stored keys are still the same when a cached sealer is used: every load and save reads what they make now
@@ -108,7 +108,7 @@ class Keys:
         self._tenants: KeyCache[UUID, TenantKeyring] = KeyCache(
             CACHED_TENANTS_MAX, SOFT_TTL_SECONDS, HARD_TTL_SECONDS, monotonic, jitter=_JITTER, since=_asked_at
         )
-        # As old as the tenant's keys, not as their own load: that asks nobody while those are cached.
+        # As old as the tenant's keys, not as their own load: that asks no service while those are cached.
         self._subjects: KeyCache[Scope, _Opened] = KeyCache(
             CACHED_SUBJECTS_MAX, SOFT_TTL_SECONDS, HARD_TTL_SECONDS, monotonic, jitter=_JITTER, since=_asked_at
         )
@@ -274,7 +274,7 @@ class Keys:
 
         Raises:
             KeyDestroyed: all of them are.
-            IntegrityFailure: somebody edited or removed some.
+            IntegrityFailure: some were edited or removed.
         """
         if all(row.state == "destroyed" for row in rows):
             raise KeyDestroyed
@@ -348,7 +348,7 @@ class Keys:
     async def _load_or_create_tenant(self, tenant_id: UUID) -> TenantKeyring:
         keyring = await self._load_tenant(tenant_id)
         if keyring is None:
-            # Whoever stored the row need not ask the root key to open what it has just wrapped: one call in all.
+            # A process that stored the row need not ask the root key to open what it just wrapped: one call in all.
             keyring = await self._load_tenant(tenant_id, await self.add_tenant_key(tenant_id, 1, "active"))
         if keyring is None:
             raise KeyDenied

@@ -1,4 +1,4 @@
-"""A root key whose refusals are seen: counted for metrics and logged, whoever asked.
+"""A root key whose refusals are seen: counted for metrics and logged, whatever asked.
 
 Owns nothing of how keys are wrapped. What is answered from a cache of refusals (`crypto.keyring`) is not asked again,
 so it counts once: a count that grows says that the root key goes on refusing, not how many requests that cost.
@@ -71,7 +71,7 @@ class ObservedRootKey:
             self._observer.root_key_refused(reason)
             made_by = {}
             if wrapped is not None:
-                # Another process may list a root key that this one does not: then nobody's service is at fault.
+                # Another process may list a root key that this one does not: then no service is at fault.
                 made_by = {
                     "provider": wrapped.provider,
                     "root_key_id": wrapped.root_key_id,

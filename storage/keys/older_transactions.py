@@ -2,7 +2,7 @@
 
 A save reads its key's state in its own statement and takes no lock on it: a lock on one row for every save of a
 subject would be paid by all of them. So after a key's state changed, a save that began before may still commit what it
-sealed under the old version. Whoever destroys a version waits until no transaction of a gateway is open that began
+sealed under the old version. A job that destroys a version waits until no transaction of a gateway is open that began
 before the change; what begins later sees it.
 
 Relies on PostgreSQL's list of sessions (``track_activities`` on, as by default) and on gateways sharing one role.

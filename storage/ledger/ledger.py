@@ -5,7 +5,7 @@
 3. **settle**, in the transaction that stores whatever names the blob: it takes the intent, which must still be open,
    and makes the blob live. **refer** does the same for a blob that is live already, under a lock that condemning
    conflicts with.
-4. References go with what held them (`keep`, `drop`); `storage.collection.sweep` condemns what nobody refers to, and
+4. References go with what held them (`keep`, `drop`); `storage.collection.sweep` condemns what nothing refers to, and
    much later removes it. A condemned blob never comes back: its content is uploaded again under a new id.
 
 The order of locks is: thread, intents, blobs by content id or blob id, references, usage. Verbs that take a
@@ -51,7 +51,7 @@ from storage.statements.objects import blobs as sql
 from storage.statements.objects.artifacts import ArtifactRow
 from storage.statements.objects.blobs import Intent, PointerRow, UploadedPart
 
-# An upload that nobody went on with for so long is given up; each part of a resumable one begins the time anew.
+# An upload that did not go on for so long is given up; each part of a resumable one begins the time anew.
 INTENT_SECONDS = 24 * 3600
 # How long a swept intent is remembered: longer than the longest PUT that may still be under way. At its end the
 # object is removed once more.
@@ -193,7 +193,7 @@ class BlobLedger:
 
         Raises:
             QuotaExceeded: the tenant has not so many bytes left; nothing is reserved.
-            CommitUnknown: nobody knows; the ids must not be used again.
+            CommitUnknown: perhaps they are; the ids must not be used again.
         """
         async with self._unit_of_work.begin(scope) as transaction:
             for each in uploads:
@@ -217,7 +217,7 @@ class BlobLedger:
             await self._reserve_bytes(transaction, sum(each.reserved_bytes for each in uploads))
 
     async def _reserve_bytes(self, transaction: Transaction, amount: int) -> None:
-        # Last in its transaction: the row is the tenant's, and whoever stores something waits for it.
+        # Last in its transaction: the row is the tenant's, and every request that stores something waits for it.
         # A tenant's first row is inserted without looking at a quota, because it has none.
         if amount < 0:
             await transaction.run(sql.COUNT_BYTES, amount=amount)
@@ -359,7 +359,7 @@ class BlobLedger:
         after the grace period.
 
         Returns:
-            For each blob id the one to name: another one where the same content was settled by somebody else first.
+            For each blob id the one to name: another one where the same content was settled by another request first.
 
         Raises:
             UploadExpired: an intent was swept. The caller's transaction must not commit; upload again under a new id.
@@ -548,7 +548,7 @@ class BlobLedger:
         )
 
     async def lock_artifact(self, transaction: Transaction, artifact_id: UUID) -> ArtifactRow:
-        """The row of an artifact, which nobody else changes until the transaction ends.
+        """The row of an artifact, which no other request changes until the transaction ends.
 
         Raises:
             ArtifactNotFound: this scope has none of this id.
@@ -601,14 +601,14 @@ class BlobLedger:
         return deleted.thread_id
 
     async def _delete_strays(self, transaction: Transaction, artifact_ids: list[UUID]) -> list[UUID]:
-        """Delete those of these artifacts whose thread is gone and that nobody refers to; returns their blobs."""
+        """Delete those of these artifacts whose thread is gone and that nothing refers to; returns their blobs."""
         if not artifact_ids:
             return []
         locked = await transaction.fetch_all(artifacts_sql.LOCK_STRAYS, artifact_ids=artifact_ids)
         return await self._delete_unreferenced(transaction, locked)
 
     async def _delete_unreferenced(self, transaction: Transaction, artifact_ids: list[UUID]) -> list[UUID]:
-        """Delete those of these locked artifacts that nobody refers to; returns their blobs."""
+        """Delete those of these locked artifacts that nothing refers to; returns their blobs."""
         if not artifact_ids:
             return []
         return await transaction.fetch_all(artifacts_sql.DELETE_UNREFERENCED, artifact_ids=artifact_ids)

@@ -80,7 +80,7 @@ _STORE = {"blobs": sql.RESEAL_POINTER, "intents": sql.RESEAL_INTENT, "artifacts"
 async def reseal_blobs(transaction: Transaction, sealer: Sealer, position: BlobPosition, limit: int) -> Resealed:
     """Re-seal up to ``limit`` rows under the active key version, in the caller's transaction.
 
-    A row that somebody changed meanwhile is left: whoever did sealed it anew, or it is found stale again.
+    A row that was changed meanwhile is left: the change sealed it anew, or it is found stale again.
     """
     version = sealer.active_key_version.to_bytes(4)
     rows = await _stale(transaction, position, version, limit)

@@ -6,7 +6,7 @@ blob smaller than a part is one conditional PUT; a larger one is a multipart upl
 knows no database: the intent is committed before anything here is called, and settled after it returned.
 
 What it does not promise: a stream that is read may fail after it gave bytes. All bytes it gave are authentic, but only
-a stream that ended without an error is complete; whoever passes it on must break off, never end cleanly.
+a stream that ended without an error is complete; a caller that passes it on must break off, never end cleanly.
 """
 
 import asyncio
@@ -112,7 +112,7 @@ class Budget:
         return waiter.wanted
 
     def take_now(self, size_bytes: int, tenant_id: UUID) -> int | None:
-        """Take bytes if nobody has to wait for them; None: they are not to be had."""
+        """Take bytes if there is no need to wait for them; None: they are not to be had."""
         waiter = self._ask(size_bytes, tenant_id)
         if waiter.turn.done():
             return waiter.wanted
@@ -177,7 +177,7 @@ class Budget:
         for held, _, tenant_id, waiter in sorted(first, key=lambda each: each[:2]):
             if waiter.wanted > self._free:
                 return None  # small ones behind it would keep it waiting for ever
-            # It was cancelled, and whoever waited withdraws it in a moment; or its tenant has its share.
+            # It was cancelled, and its waiter withdraws it in a moment; or its tenant has its share.
             if waiter.turn.done() or (held and held + waiter.wanted > self._free):
                 continue
             return tenant_id, waiter
@@ -298,7 +298,7 @@ class BlobWriter:
     ) -> str:
         """Seal one part of a multipart upload, under a new salt each time, and store it.
 
-        For uploads that go on after a crash; whoever completes them needs the etags, in the object store's
+        For uploads that go on after a crash; completing them needs the etags, in the object store's
         `complete_multipart` with `size_bytes=crypto.blob.object_bytes(...)`.
 
         Returns:
@@ -548,7 +548,7 @@ class _Download:
         self._next = next(self._wanted, None)
 
     async def _fetch(self, span: Span, *, with_prefix: bool) -> tuple[memoryview | None, memoryview]:
-        # One byte more than the object should have: whoever appended something is found out.
+        # One byte more than the object should have: so something that was appended is found out.
         length = span.sealed_bytes + (1 if span.ends_object else 0)
         if with_prefix and span.coalesced:
             before = span.offset - span.prefix_offset
@@ -570,7 +570,7 @@ class _Fetch(NamedTuple):
 
 
 class _Giving:
-    """Gives memory back when a task ends, and hears its error, which nobody else waits for."""
+    """Gives memory back when a task ends, and hears its error, which nothing else waits for."""
 
     def __init__(self, budget: Budget, taken: int, tenant_id: UUID) -> None:
         self._budget = budget

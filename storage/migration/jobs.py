@@ -5,7 +5,7 @@
    the head meanwhile, not even a pending write. A head that moved is visited again at the end.
 3. A rollback saves what a migrated head was made of as a new checkpoint on top of it; that stays until it is pruned.
 
-Nothing is overwritten. Heads that wait for somebody, hold pending writes or only the input of a run that no step has
+Nothing is overwritten. Heads that wait for a person, hold pending writes or only the input of a run that no step has
 taken up are left to the conversion at load, and so are those that an agent saved less long ago than asked for, because
 it is probably at work on them. A migration tries these as its plan does, so that both name the same heads as broken.
 Threads under a client-held share cannot be opened at all. A crash repeats at most a stretch of heads, which then are
@@ -194,9 +194,9 @@ class Migrating:
         """Begin to plan, migrate or roll back; while a job of the kind goes on for the schema, this is the same job.
 
         Args:
-            scope: The tenant.
+            scope: The tenant whose state it is.
             kind: What to do.
-            schema: The schema.
+            schema: The schema's name.
             actor: Who begins it, for the audit log.
             target_version: The version to migrate to; None: the newest.
             heads_per_second: The number of heads to look at in a second, at most.

@@ -4,7 +4,7 @@ SQLAlchemy keeps the pool; statements run on the pooled asyncpg connection itsel
 know whether a transaction is open. A request cancelled in the middle would hand its open transaction, tenant binding
 and half a write to the next one, so a connection that comes back closed, inside a transaction or in the middle of a
 statement is invalidated instead of pooled. The driver itself does not say the last: until the server has answered
-BEGIN, it reports no transaction. Whoever uses a connection therefore marks it `UNFINISHED` while it does.
+BEGIN, it reports no transaction. Code that uses a connection therefore marks it `UNFINISHED` while it does.
 
 Nothing here or above relies on a session's state from one transaction to the next, except prepared statements. A URL
 that says ``statement_cache_size=0`` gives those up, which a pooler in transaction mode (PgBouncer) needs. Such a pooler
@@ -33,7 +33,7 @@ BUILD = version("stateroom-gateway")
 APPLICATION_NAME = f"stateroom {BUILD}"
 UNREGISTERED_APPLICATION_NAME = "stateroom"
 
-# A thread's lock is held for one save; whoever waits longer is behind something broken and should be told so.
+# A thread's lock is held for one save; a save that waits longer is behind something broken and should be told so.
 LOCK_TIMEOUT_MS = 5_000
 STATEMENT_TIMEOUT_MS = 30_000
 IDLE_IN_TRANSACTION_TIMEOUT_MS = 30_000

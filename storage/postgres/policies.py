@@ -2,7 +2,7 @@
 
 Owns what `storage.postgres.setup` and `stateroom doctor` compare the catalog with: permissive policies add up, so one
 that somebody adds opens a table to everybody however strict the others are. Restrictive ones only take away and are
-nobody's business here; nor are policies of roles that the serving role is not a member of.
+no concern here; nor are policies of roles that the serving role is not a member of.
 """
 
 import re

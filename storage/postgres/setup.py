@@ -230,7 +230,7 @@ async def _connect(url: str) -> Any:
 
 
 def roles_script() -> str:
-    """The SQL that creates the five roles, for whoever may; running it again changes nothing."""
+    """The SQL that creates the five roles, for an administrator; running it again changes nothing."""
     return _ROLES.read_text(encoding="utf-8")
 
 

@@ -31,7 +31,7 @@ class Statement(Generic[R_co]):
     Attributes:
         text: The statement as the driver takes it, its parameters numbered by where each occurs first.
         names: The parameters, in the order of their numbers.
-        row: As given.
+        row: What a record becomes; None: the statement returns nothing that is looked at.
     """
 
     @overload

@@ -188,7 +188,7 @@ class UnitOfWork:
         # What a refused connection raises comes from the dialect, and not always wrapped in a DBAPIError.
         self._connect_error: type[Exception] = engine.dialect.loaded_dbapi.Error
         share = min(TENANT_CONNECTIONS_MAX, self.connections_max - self.connections_max // 4)
-        # How many requests of a tenant there are was counted by whoever admitted them.
+        # How many requests of a tenant there are was counted where they were admitted.
         self._queue = FairQueue(
             share,
             None,
@@ -212,7 +212,7 @@ class UnitOfWork:
         return self._transaction("BEGIN", scope)
 
     def begin_step(self, scope: Scope) -> AbstractAsyncContextManager[Transaction]:
-        """As `begin`, for what agents do at every step, whose statements look up by primary key whatever their values.
+        """A transaction for what agents do at every step: its statements look up by primary key whatever their values.
 
         Each of them is planned once for a connection. Left to itself, the server plans some at every call, once tables
         are large: a plan for the values at hand seems cheaper by more than planning does.

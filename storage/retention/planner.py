@@ -23,7 +23,7 @@ from storage.errors import InvalidState
 from storage.model import Status, Tier
 from storage.threads.thinning import HYSTERESIS
 
-# A hundred years; nobody means more, and sums with it stay within what a date can be.
+# A hundred years; no policy means more, and sums with it stay within what a date can be.
 SECONDS_MAX = 100 * 366 * 86_400
 COUNT_MAX = 1_000_000_000
 # A thread that its absolute age archives has been left alone for so long: whoever came back to it goes on in peace, and
@@ -64,7 +64,7 @@ class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
         on_expiry: The act when one of those is over; ``archive`` where no level names one.
         checkpoints_max: The number of checkpoints that a thread with a quarter more is thinned down to, oldest first.
         thinning: The checkpoints that stay.
-        pending_writes_seconds: The age at which pending writes go, of checkpoints that nobody resumes from.
+        pending_writes_seconds: The age at which pending writes go, of checkpoints that no run resumes from.
         checkpoints_idle_ttl_seconds: Seconds since a checkpoint was made and written to last, after which it moves into
             a segment while its thread stays hot.
         keep_hot: The checkpoints that stay in the database all the same.

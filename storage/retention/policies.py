@@ -1,9 +1,9 @@
 """Retention policies as rows: who says what, and how it is changed.
 
-A tenant says what holds for all of its threads and for those of an agent, whoever may write a thread what holds for it,
-and the operator what a tenant may say at most. Every change is recorded in the audit log in its own transaction, a
-legal hold that is set or lifted once more under its own name. A policy that does not mention the hold leaves it as it
-is. A row that no gateway wrote as it is is superseded by whoever may say what it said.
+A tenant says what holds for all of its threads and for those of an agent, a caller who may write a thread what holds
+for it, and the operator what a tenant may say at most. Every change is recorded in the audit log in its own
+transaction, a legal hold that is set or lifted once more under its own name. A policy that does not mention the hold
+leaves it as it is. A row that no gateway wrote as it is is superseded when a caller who may says anew what it said.
 
 Owns the verbs on the rows. What holds for a thread is `storage.retention.examining`'s to say; nothing is removed or
 started here (`storage.retention.rounds` does).

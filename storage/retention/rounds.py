@@ -4,9 +4,10 @@
    dead one stopped.
 2. Its threads are paged through by primary key, by clear columns alone; the planner (`storage.retention.planner`) says
    what is due. Each thread that something is due of is asked about again, by itself, just before it is acted on.
-3. The act is somebody else's and safe by itself: archiving compares `activity`, expiry the stub, thinning locks batch
-   by batch. A deletion and an expiry ask once more what is due under the thread's lock, and thinning what is said, so
-   that a save or a new policy that arrived meanwhile wins. A legal hold is asked about in the transaction of each.
+3. The act belongs to another module and is safe by itself: archiving compares `activity`, expiry the stub, thinning
+   locks batch by batch. A deletion and an expiry ask once more what is due under the thread's lock, and thinning what
+   is said, so that a save or a new policy that arrived meanwhile wins. A legal hold is asked about in the transaction
+   of each.
 4. After each page the position is committed. A crash repeats a page, whose threads are then found not to be due.
 
 A round spares other work: so many acts a second, a few at a time, a slice of a tenant before the next one's turn, and
@@ -84,7 +85,7 @@ SLICE_SECONDS = 30.0
 ACTS_PER_SECOND = 20.0
 ACTS_AT_ONCE = 4
 PAGE_ROWS = 500
-# So many acts in a row that failed for want of somebody else's service: the rest of the round would fail, too.
+# So many acts in a row that failed for want of another service: the rest of the round would fail, too.
 FAILURES_MAX = 8
 # What was written so shortly before a round is looked at again: its transaction may have ended only while that went on.
 OVERLAP_SECONDS = 300.0
@@ -95,7 +96,7 @@ _ROUND_ACTION = "retention.round"
 # `unavailable`: not before the deployment has an archive.
 Outcome = Literal["done", "gone", "held", "left", "unavailable", "failed"]
 
-# Somebody is at work on the thread, or something that everybody needs is out of reach: the next round tries again.
+# A request is at work on the thread, or something that everybody needs is out of reach: the next round tries again.
 _NOT_NOW = (
     Unavailable, BlobUnavailable, KeyUnavailable, ThreadActive, ThreadArchived, QuotaExceeded, FeatureOff,
 )  # fmt: skip
@@ -595,7 +596,7 @@ class Retaining(Rounds[Round, RetentionCensus]):
         return await self.status(scope)
 
     async def status(self, scope: TenantScope) -> RoundStatus | None:
-        """How far a tenant's round is; None: nobody ever said how long its threads are kept, so it has no rounds."""
+        """How far a tenant's round is; None: it was never said how long its threads are kept, so it has no rounds."""
         async with self._unit_of_work.snapshot(scope) as transaction:
             row = await transaction.fetch_one(sql.ROUND)
         if row is None:

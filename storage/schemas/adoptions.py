@@ -129,7 +129,7 @@ class Adopted:
         return any(_matches(pattern, namespace) for patterns in self._by_agent.values() for pattern in patterns)
 
     def of(self, saved: SavedState) -> Adoption | None:
-        """What a checkpoint was adopted as; None: it has a schema of its own, or nobody adopted it.
+        """What a checkpoint was adopted as; None: it has a schema of its own, or it was not adopted.
 
         Raises:
             StateSchemaMismatch: it was saved without a version after its agent's state was adopted.
@@ -314,13 +314,13 @@ class Adoptions:
             return await self._checked(scope, await transaction.fetch_all(sql.NEWEST))
 
     async def unversioned(self, scope: TenantScope) -> dict[str | None, int]:
-        """How many threads have a root without a version that nobody adopted, by agent; the most first."""
+        """How many threads have a root without a version that was not adopted, by agent; the most first."""
         async with self._unit_of_work.snapshot(TenantListing(scope.tenant_id)) as transaction:
             rows = await transaction.fetch_all(sql.UNVERSIONED, page_rows=UNVERSIONED_AGENTS_MAX)
         return {row.agent: row.threads for row in rows}
 
     async def rows(self, transaction: Transaction, tenant_id: UUID) -> AsyncIterator[tuple[Row, Proof]]:
-        """Every adoption as it is proved, and its stored proof: for whoever checks all of them."""
+        """Every adoption as it is proved, and its stored proof: for a check of all of them."""
         agent, namespace, number = "", "", 0
         while rows := await transaction.fetch_all(
             sql.EVERY, after_agent=agent, after_namespace=namespace, after_number=number, page_rows=_PAGE_ROWS

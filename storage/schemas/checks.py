@@ -61,7 +61,7 @@ class Checkable:
     """What a save brings, as far as one part of a JSON Schema is about it.
 
     Attributes:
-        part: The part.
+        part: That part of the JSON Schema.
         channels: The channels' values: one each, or the elements that are appended to lists.
         prefix: The place in the request at which they stand (JSON Pointer).
     """

@@ -303,7 +303,7 @@ class StateSchemas:
                 raise StateSchemaNotFound
 
     async def rows(self, transaction: Transaction, tenant_id: UUID) -> AsyncIterator[tuple[Row, Proof]]:
-        """Every version of every schema, as it is proved, and its stored proof: for whoever checks all of them."""
+        """Every version of every schema, as it is proved, and its stored proof: for a check of all of them."""
         schema, number = "", 0
         while rows := await transaction.fetch_all(
             sql.EVERY, after_schema=schema, after_number=number, page_rows=_PAGE_ROWS
@@ -342,8 +342,8 @@ class StateSchemas:
         """A schema that has at least this version.
 
         Raises:
-            StateTooNewToSave: nobody registered that version.
-            IntegrityFailure: it, or one below it, is damaged: nobody knows what leads to it.
+            StateTooNewToSave: that version is not registered.
+            IntegrityFailure: it, or one below it, is damaged: it is not known what leads to it.
             CryptoError: as `put`.
         """
         place = (scope.tenant_id, schema)

@@ -122,7 +122,7 @@ class SavePolicies:
             return await self._read(transaction, scope.tenant_id)
 
     async def rows(self, transaction: Transaction, tenant_id: UUID) -> AsyncIterator[tuple[Row, Proof]]:
-        """Every policy as it is proved, and its stored proof: for whoever checks all of them."""
+        """Every policy as it is proved, and its stored proof: for a check of all of them."""
         for row in await transaction.fetch_all(sql.EVERY):
             yield _row(tenant_id, row), proof_of(row)
 

@@ -2,12 +2,12 @@
 
 A save under a state version that declares keys stores, for each of them that its metadata has with a plain value (null,
 boolean, number, text), one tag: a digest under the subject's id key of the key's name and the value. So equal tags are
-of one subject only, and say to whoever has no keys that two values are equal, and not which they are. A thread under a
-client-held share has no tags: nothing is to be told of it without the share.
+of one subject only, and say to a reader without keys that two values are equal, and not which they are. A thread under
+a client-held share has no tags: nothing is to be told of it without the share.
 
 A tag only says where to look: who searches opens what was found and compares. What was saved without tags is found by
 opening it, as ever, so that a declaration makes a search faster and never changes what it finds. That holds for what
-requests did; whoever edits the database can take rows out of a filtered listing, by their tags as by their clear
+requests did; an editor of the database can take rows out of a filtered listing, by their tags as by their clear
 columns, and is noticed only by a listing that has no filter.
 """
 

@@ -75,8 +75,8 @@ def is_control(name: str) -> bool:
 class OtherVersionError(Unfinished):
     """What is to be stored names another state version than the checkpoint that it applies to, or none at all.
 
-    A patch of another version needs somebody to convert its parent. What names none is at its checkpoint's version, and
-    has to be checked by that before it is stored. A checkpoint without a version may have been adopted at one.
+    A patch of another version needs its parent converted. What names none is at its checkpoint's version, and has to be
+    checked by that before it is stored. A checkpoint without a version may have been adopted at one.
     """
 
     def __init__(self, base_id: str, state_schema: str | None, state_version: int | None) -> None:

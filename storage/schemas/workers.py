@@ -2,12 +2,12 @@
 
 1. A worker is a process of its own (`migrations.state.worker`): started by ``exec``, with an empty environment and one
    socket, so that it holds nothing of what this process knows. It gets the plaintext of one task at a time.
-2. As many work at once as `active_max` says, one for each tenant: tenants take turns, and nobody has more than half of
+2. As many work at once as `active_max` says, one for each tenant: tenants take turns, and none has more than half of
    what there is, unless that is one. `SPARES` more have started already.
-3. Whoever overruns the limits of a task loses the worker, is told so by name, and after `KILLS_MAX` of them within
-   `KILLS_SECONDS` is refused for `REFUSED_SECONDS`: killing is no way to work. A worker that was lost counts again when
-   another has started, and they start one after the other.
-4. A task goes on to its end when whoever asked has gone, and counts until then.
+3. A tenant that overruns the limits of a task loses the worker, is told so by name, and after `KILLS_MAX` of them
+   within `KILLS_SECONDS` is refused for `REFUSED_SECONDS`: killing is no way to work. A worker that was lost counts
+   again when another has started, and they start one after the other.
+4. A task goes on to its end when its caller has gone, and counts until then.
 
 Workers start when there is work for the first time, and end when this is closed or this process is gone.
 """
@@ -50,7 +50,7 @@ _SLICE_BYTES: Final = 256 * 1024
 _MODULE: Final = "migrations.state.worker"
 
 Cause = Literal["cpu", "wall", "failed", "gone"]
-"""Why a worker was lost: ``failed``: memory, or a fault in native code; ``gone``: somebody else ended it."""
+"""Why a worker was lost: ``failed``: memory, or a fault in native code; ``gone``: something else ended it."""
 CAUSES: Final[tuple[Cause, ...]] = ("cpu", "wall", "failed", "gone")
 
 
@@ -160,7 +160,7 @@ class _Worker:
 
 
 class Workers:
-    """The pool."""
+    """The pool of worker processes, which tenants share."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class Workers:
             self._under_way.discard(task)
             self._queue.leave(tenant_id)
             if not task.cancelled():
-                task.exception()  # whoever asked may have gone
+                task.exception()  # the caller may have gone
 
         task.add_done_callback(over)
         return await asyncio.shield(task)

@@ -1,6 +1,6 @@
 """Links of threads: which thread another one was begun from, and what a family of threads is.
 
-A link is a name, kept in the child's seal and in a clear column that children are found by. Nobody keeps it true: the
+A link is a name, kept in the child's seal and in a clear column that children are found by. It is not kept true: the
 parent may be deleted, come later, or never be there. Owns that linking makes no circle, that a held thread keeps its
 link, and that a family is removed whole or, where it may not be, not at all.
 

@@ -5,8 +5,8 @@ with the seals. Work goes on in short transactions that lock the thread (`Plans.
 the plan; the sealed live set proves that they learned of everything. A plan that does not describe the thread any more
 is a `storage.threads.thinning.StaleError`: plan again.
 
-It decides nothing: what may go is `storage.threads.thinning`'s to choose, and what is done with it belongs to whoever
-asks for the plan.
+It decides nothing: what may go is `storage.threads.thinning`'s to choose, and what is done with it belongs to the verb
+that asks for the plan.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class Gone(Exception):
 
 
 class WrittenMeanwhile(Exception):
-    """Somebody wrote to checkpoints that were to go."""
+    """Another request wrote to checkpoints that were to go."""
 
     def __init__(self, refs: set[CheckpointRef]) -> None:
         super().__init__()
@@ -323,7 +323,7 @@ class Plans:
     async def _new_checkpoints(
         self, locked: LockedThread, namespace: str, known: KnownNamespace, live: LiveSet
     ) -> list[OpenedCheckpoint]:
-        """The checkpoints that the plan does not know; those that it knows in vain are taken out of it."""
+        """The checkpoints that the plan does not know yet; it also forgets those that are there no more."""
         sealer, more = locked.plan.sealer, live.count - known.live.count
         where = {"thread_id": locked.thread_id, "namespace": namespace}
         if 0 < more <= _NEWEST_ROWS_MAX:
@@ -484,7 +484,7 @@ def _entry(opened: OpenedCheckpoint) -> Entry:
 
 
 def _outer(parents: Any) -> tuple[CheckpointRef, ...]:
-    """What a sub-agent's metadata says about the namespaces around it; whoever writes something else says nothing."""
+    """What a sub-agent's metadata says about the namespaces around it; anything else says nothing."""
     if not isinstance(parents, dict):
         return ()
     return tuple((name, each) for name, each in parents.items() if isinstance(name, str) and isinstance(each, str))

@@ -7,9 +7,9 @@
    one batch, never for the walk.
 3. **Collect** chunks in the same way: a candidate goes only if nothing that came since names it.
 
-Checkpoints go before their parents do, so that after each batch everything that is left loads. Whoever dies between two
-batches leaves a whole thread; doing it again goes on. It promises nothing about checkpoints that are saved meanwhile,
-except that they stay. What may go is opened, so that a thread under a client-held share needs the share.
+Checkpoints go before their parents do, so that after each batch everything that is left loads. A process that dies
+between two batches leaves a whole thread; doing it again goes on. It promises nothing about checkpoints that are saved
+meanwhile, except that they stay. What may go is opened, so that a thread under a client-held share needs the share.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class _Removed:
     pending_writes: int = 0
 
     def removal(self) -> Removal:
-        """As the caller is told."""
+        """What the caller is told of it."""
         if not self.checkpoints and not self.pending_writes:
             return NOTHING
         return Removal(threads=1, checkpoints=self.checkpoints, pending_writes=self.pending_writes)

@@ -135,7 +135,7 @@ def closed(entries: Entries, kept: Collection[str]) -> set[str]:
 
 
 def unanswered(entries: Entries) -> set[str]:
-    """Interrupted checkpoints that nobody went on from."""
+    """Interrupted checkpoints that no run went on from."""
     children = children_of(entries)
     return {each.checkpoint_id for each in entries.values() if each.waits and not children[each.checkpoint_id]}
 
@@ -153,7 +153,7 @@ def children_first(entries: Entries, doomed: Collection[str]) -> list[str]:
         waiting[parent_id] -= 1
         if parent_id is not None and parent_id in doomed and not waiting[parent_id]:
             heappush(ready, _Newest(parent_id))
-    # Parents that somebody made a circle of: nothing is rebuilt from it.
+    # Parents that were made a circle of: nothing is rebuilt from it.
     return ordered + sorted(set(doomed).difference(ordered), reverse=True)
 
 
@@ -284,7 +284,7 @@ class ThinningRule:
 def _down_to(
     checkpoints_max: int, thread: Mapping[str, PlannedNamespace], firm: dict[str, set[str]], kept: dict[str, set[str]]
 ) -> dict[str, set[str]]:
-    """As many of the newest among ``kept`` as fit beside what is ``firm``."""
+    """Reduce ``kept`` to what is ``firm`` and as many of the newest others as fit beside it."""
     if sum(map(len, kept.values())) <= checkpoints_max * HYSTERESIS:
         return kept
     # Newest first, over all namespaces.
@@ -471,8 +471,8 @@ def writes_that_may_go(thread: Mapping[str, PlannedNamespace], refs: Iterable[Ch
     """Those of these checkpoints whose pending writes nothing needs.
 
     Not a head's; not those of a checkpoint that a delta channel is rebuilt from, because they are its state; not those
-    of an interrupt that nobody has answered; and of a checkpoint that is not there only where the head has a greater
-    id: another one may be still to come.
+    of an interrupt that was not answered; and of a checkpoint that is not there only where the head has a greater id:
+    another one may be still to come.
     """
     held = {
         namespace: {known.head_id} | needed(known.entries, known.entries.values()) | unanswered(known.entries)

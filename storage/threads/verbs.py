@@ -326,7 +326,7 @@ async def remove_thread(
     """Remove a thread and everything of it that is in the database, in whichever tier; not what it refers to.
 
     What is damaged, or sealed under keys that are gone, can be removed, too; but then nothing proves that a request did
-    it, and whoever holds a token of the thread is told.
+    it, and the holder of a token of the thread is told.
 
     The caller drops the thread's references in the same transaction afterwards (`BlobLedger.drop`). ``sealer`` is of
     the scope, if its keys open. ``guard`` is asked under the thread's lock; what it raises leaves the thread as it is.

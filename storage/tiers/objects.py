@@ -92,7 +92,7 @@ class ArchiveObjects:
         return rows
 
     async def read(self, scope: Scope, sealer: Sealer, stub: Stub) -> AsyncGenerator[tuple[str, list[StoredRow]], None]:
-        """As `rows`, a few rows at a time, by table; only a stream that ended without an error is the whole archive."""
+        """Read `rows` a few at a time, by table; only a stream that ended without an error is the whole archive."""
         counts = dict.fromkeys(sql.COLUMNS, 0)
         record = stub.record(sealer)
         try:
@@ -112,7 +112,7 @@ class ArchiveObjects:
     async def stored(
         self, scope: Scope, sealer: Sealer, blob_id: UUID, record: ArchiveRecord
     ) -> AsyncGenerator[tuple[str, list[StoredRow]], None]:
-        """As `read`, of an object that no stub names yet.
+        """Read an object that no stub names yet, a few rows at a time, by table.
 
         Raises:
             ArchiveUnavailable: As `rows`.

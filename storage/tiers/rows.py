@@ -28,7 +28,7 @@ BEFORE_WRITES: WriteKey = ("", "", "", -(2**31))
 
 
 class PageEnds(Exception):
-    """A page of history ends here, although there is more: whoever goes on begins ``after`` this place.
+    """A page of history ends here, although there is more: the next one begins ``after`` this place.
 
     ``rows`` are those that belong on it before that place.
     """
@@ -76,7 +76,7 @@ class Rows(Listing, Protocol):
     """What is read of one thread, wherever its rows are."""
 
     async def checkpoint(self, namespace: str, checkpoint_id: str | None) -> CheckpointRow | None:
-        """One checkpoint."""
+        """The checkpoint of this id; None: it is not stored, or there is no id."""
 
     async def ancestors(self, namespace: str, checkpoint_id: str, limit: int) -> list[CheckpointRow]:
         """A checkpoint and those it was made from, nearest first, as far as they are stored."""
@@ -101,7 +101,7 @@ class Rows(Listing, Protocol):
 
 
 class WholeRows(Rows, Protocol):
-    """What is read of a thread, or of the part of it that is in no segment, by whoever reads all of it."""
+    """What is read of a thread, or of the part of it that is in no segment, by a reader of all of it."""
 
     async def checkpoints_after(self, namespace: str, after: str, limit: int) -> list[CheckpointRow]:
         """The checkpoints of a namespace with greater ids, in the order of their ids."""

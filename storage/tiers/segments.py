@@ -107,7 +107,7 @@ class ColdHead(msgspec.Struct, frozen=True):
 
     @property
     def row(self) -> HeadRow:
-        """As it was in the database."""
+        """The row of the head, as it was in the database."""
         return HeadRow(self.head.namespace, self.head.head_id, self.head.sequence, self.head.seal)
 
 
@@ -128,7 +128,7 @@ async def find_cold_head(
 ) -> ColdHead | None:
     """The head of a namespace that is cold as a whole; None: it has a head in the database, or there is no such one.
 
-    Before whoever writes takes a namespace without a head in the database for a new one, this is asked under the lock.
+    Before a writer takes a namespace without a head in the database for a new one, this is asked under the lock.
 
     Raises:
         IntegrityFailure: What is said of segments does not authenticate.
@@ -352,7 +352,7 @@ class SegmentedRows:
 
 
 async def cold_heads(lists: Lists, segments: Segments, sums: ColdSums) -> list[HeadRow]:
-    """The heads of all cold namespaces, for whoever reads the whole thread.
+    """The heads of all cold namespaces, for a reader of the whole thread.
 
     Raises:
         IntegrityFailure: What is said of segments does not authenticate.

@@ -33,7 +33,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     Attributes:
         transaction: What reads the rows that stay in the database.
-        thread_id: The thread.
+        thread_id: The id of the thread.
         rows: Those that move between tiers, wherever they are.
         unsegmented: Those of them that are in no segment.
         sums: What is in segments; None: whether the thread has some was not looked at, and none are in sight.

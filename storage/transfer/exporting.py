@@ -1,14 +1,14 @@
 """Exports: threads opened here and sealed for another deployment, as one stream.
 
 A thread is read into spools (`storage.transfer.spooling`), and sent from there at its reader's pace: what is exported
-is one moment of it, and no connection waits for whoever downloads. It is compared with its seals on the way, as a copy
-is; a thread that does not agree with them, or a piece that is gone, breaks the stream off before its last bytes, and no
-deployment accepts a stream that was broken off; in the export of a tenant it is left out, and named, instead.
+is one moment of it, and no connection waits for the client that downloads. It is compared with its seals on the way, as
+a copy is; a thread that does not agree with them, or a piece that is gone, breaks the stream off before its last bytes,
+and no deployment accepts a stream that was broken off; in the export of a tenant it is left out, and named, instead.
 
 `Exporting.content_digest` runs the same walk and keeps nothing but the digest, which depends on the thread's content
 alone: so an import is compared with what was exported.
 
-Nothing here asks who may export. What is exported lies open to whoever holds the recipient's transfer key.
+Nothing here asks who may export. What is exported lies open to the holder of the recipient's transfer key.
 """
 
 import asyncio
@@ -208,7 +208,7 @@ class Digested:
 class Export:
     """An export that may begin: it was recorded, and what it is about is there.
 
-    ``content`` gives the file. Whoever does not read it to its end closes it.
+    ``content`` gives the file. A caller that does not read it to its end closes it.
     """
 
     export_id: UUID
@@ -376,7 +376,7 @@ class Exporting:
         records: Callable[[], AsyncGenerator[Record | bytes, None]],
         close: Callable[[], None],
     ) -> AsyncGenerator[bytes, None]:
-        """The file; how it ended is recorded whoever stops reading it."""
+        """The file; how it ended is recorded even if the client stops reading it."""
         export_id, tenant_id, progress, damaged = (
             sending.export_id, sending.tenant_id, sending.progress, sending.damaged,
         )  # fmt: skip
@@ -447,7 +447,7 @@ class Exporting:
         """The retention policies of the tenant and its agents; the operator's ceilings stay here.
 
         Raises:
-            IntegrityFailure: some of it is damaged: where the export goes, nobody would know of a hold that it was.
+            IntegrityFailure: some of it is damaged: where the export goes, nothing would tell that it was a hold.
         """
         policies = await self._policies.get(scope)
         if policies.damaged:
@@ -457,7 +457,7 @@ class Exporting:
         return [each for each in records if each.policy != NO_POLICY_JSON]
 
     async def _save_policies_of(self, scope: TenantScope) -> list[SavePolicyRecord]:
-        """The policies of saves.
+        """The save policies of the tenant and its agents, where they say anything.
 
         Raises:
             IntegrityFailure: some of it is damaged: where the export goes, saves could lose updates unnoticed.

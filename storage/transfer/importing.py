@@ -633,7 +633,7 @@ class Importing:
             await self._access.with_keys(staged.scope, attempt, staged.share)
         except CommitUnknown:
             staged.close()
-            raise  # perhaps it is there: whoever runs the import again finds out
+            raise  # perhaps it is there: running the import again finds out
         except BaseException:
             await self._give_up(staged)
             raise

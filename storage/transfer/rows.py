@@ -199,7 +199,7 @@ class Staging:
             refuse("a record of the export names files that none can be")
 
     def write(self, record: PendingRecord) -> None:
-        """A pending write.
+        """Stage a pending write.
 
         Raises:
             ImportRefused: it does not fit in.
@@ -214,7 +214,7 @@ class Staging:
         self._staged.writes.add(encode(record), self._packed(record.pieces, [record.body, record.leaves]))
 
     def checkpoint(self, record: CheckpointRecord) -> None:
-        """A checkpoint.
+        """Stage a checkpoint.
 
         Raises:
             ImportRefused: it does not fit in.

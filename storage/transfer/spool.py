@@ -3,7 +3,7 @@
 A long copy reads a thread in one snapshot and sends it at its reader's pace, or takes one at its sender's pace and
 writes it in one transaction. In between its records are here, so that neither a connection nor memory waits for
 anybody. What is written is sealed under a key of this object alone, which nothing outlives: a disk that is looked at
-later holds nothing that opens. Nothing here is durable, and nobody else can read it.
+later holds nothing that opens. Nothing here is durable, and no other process can read it.
 """
 
 import tempfile

@@ -5,8 +5,8 @@ after the other and a few rows of it at a time, while no snapshot is open: an ob
 come back meanwhile is kept for the backups' sake. So a thread of any size takes a few pages of memory, and room on disk
 for as much as it has.
 
-Seals are opened here, rows are not. Whether these are all that the thread had is for whoever reads them to compare.
-Nothing is restored or thawed.
+Seals are opened here, rows are not. Whether these are all that the thread had is for their reader to compare. Nothing
+is restored or thawed.
 """
 
 import heapq
@@ -141,7 +141,7 @@ class Spooling:
         self._objects = objects
 
     async def spool(self, scope: Scope, thread_id: str, share: ClientShare | None) -> SpooledThread:
-        """Read a thread; whoever gets it closes it.
+        """Read a thread; the caller closes it.
 
         Raises:
             ThreadNotFound: There is none.
@@ -241,7 +241,7 @@ class Spooling:
             piece_id = pieces[-1].piece_id
 
     async def _add_cold(self, scope: Scope, stub: Stub, spooled: SpooledThread) -> None:
-        """Add what an object has; it is of the moment of the snapshot, or somebody gave it up since.
+        """Add what an object has; it is of the moment of the snapshot, or it was given up since.
 
         Raises:
             LostRaceError: It was given up.

@@ -37,8 +37,8 @@ class TrajectoryQuery:
     """Which trajectory is wanted.
 
     Attributes:
-        thread_id: The thread.
-        namespace: The namespace.
+        thread_id: The id of the thread to read.
+        namespace: The namespace of it.
         checkpoint_id: The checkpoint that it leads to; None: the newest.
         after: The step that it begins after; None: at the first.
         all_writes: Whether steps have all of their pending writes, not only those that the next one does not show.
@@ -93,7 +93,7 @@ class Trajectories:
     """Reads trajectories.
 
     Args:
-        unit_of_work: The transactions.
+        unit_of_work: Opens the transactions.
         audit: The log that says who read one.
     """
 
@@ -104,7 +104,7 @@ class Trajectories:
         """Find the steps, and record that they are read.
 
         Args:
-            scope: Whose thread.
+            scope: The tenant and subject whose thread it is.
             query: Which trajectory.
             actor: The reader's name in the audit log.
             read_page: Reads pages of the thread's history.

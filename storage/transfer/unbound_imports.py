@@ -1,7 +1,7 @@
 """Exports of format 1 that a tenant may take in all the same, each once, because an operator answers for it.
 
-Such a file names a deployment and no tenant: whoever got hold of it could import it into a tenant of their own. Owns
-those acceptances. It does not look into the file: who accepts has to know whose it is.
+Such a file names a deployment and no tenant: an administrator who got hold of it could import it into another tenant.
+Owns those acceptances. It does not look into the file: who accepts has to know whose it is.
 """
 
 from datetime import datetime

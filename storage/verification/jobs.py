@@ -2,8 +2,8 @@
 
 A tenant's job verifies one subject after another, a stretch of threads at a time, and in the end compares the subjects
 there are with those that were anchored: a database restored from before a subject came to be, or from which one was
-taken with its keys, has anchored heads that nobody present can have made. Those of a shredded subject are explained by
-its tombstone. Without an object store there are neither, and a subject that is gone altogether is not missed.
+taken with its keys, has anchored heads that no subject present can have made. Those of a shredded subject are explained
+by its tombstone. Without an object store there are neither, and a subject that is gone altogether is not missed.
 
 What was found is kept in the job's position, and in the end in its note, up to `FINDINGS_MAX` findings; all are
 counted. The deployment's job starts the jobs of the tenants and keeps of theirs what an operator may see: codes and

@@ -52,7 +52,7 @@ from storage.tiers.objects import ArchiveObjects
 from storage.tiers.rows import BEFORE_WRITES, write_key
 from storage.tiers.segments import open_directory, open_list, open_segments
 
-# After so long a stretch of a subject's threads ends with the thread it is at: somebody watches the progress.
+# After so long a stretch of a subject's threads ends with the thread it is at: the operator watches its progress.
 STRETCH_SECONDS = 2.0
 # Findings of a thread that are listed; where there are more, the thread is beyond repair by hand.
 FINDINGS_MAX = 100

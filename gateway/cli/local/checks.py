@@ -99,7 +99,7 @@ def failed(check: str, detail: str, fix: str) -> Finding:
 
 
 def warning(check: str, detail: str, fix: str) -> Finding:
-    """A check that passed, and found what somebody should do."""
+    """A check that passed, and found what the operator should do."""
     return Finding(check, "warning", detail, fix)
 
 
@@ -472,7 +472,7 @@ async def _check_pepper(connection: Any, settings: Mapping[str, Any], environ: M
 
 
 async def _check_api_keys(connection: Any, peppers: Peppers | None) -> Finding:
-    """Whether somebody edited a key, and whether every tenant can be administered."""
+    """Whether a key was edited, and whether every tenant can be administered."""
     check = "API keys"
     if peppers is None:
         return skipped(check, "needs STATEROOM_API_KEY_PEPPER")

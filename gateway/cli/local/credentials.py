@@ -57,7 +57,7 @@ def examine_keys(
     sound = _sound(operators, "of the operators", census, peppers, now, seals_needed=seals_needed)
     ends = [record.expires_at for record in sound if "operator" in record.permissions]
     dated = [moment for moment in ends if moment is not None]
-    # One that was made for a few hours is to end; that the last one does is what nobody may notice in time.
+    # One that was made for a few hours is to end; that the last one does may not be noticed in time.
     if ends and len(dated) == len(ends) and max(dated) - now < ENDS_SOON:
         census.notes.append(f"the last key of the operators ends at {max(dated):%Y-%m-%d %H:%M}")
     for tenant_id, records in tenants.items():

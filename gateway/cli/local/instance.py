@@ -338,7 +338,7 @@ class Instance:
             "STATEROOM_S3_URL": self._s3.url(),
             "STATEROOM_ARCHIVE_URL": self._s3.archive_url(),
             "STATEROOM_PUBLIC_URL": public_url,
-            "STATEROOM_DRAIN_SECONDS": "0",  # nobody balances load over one process
+            "STATEROOM_DRAIN_SECONDS": "0",  # load is not balanced over one process
         }
 
     def settings(self, identity: Identity, app_url: str, public_url: str, environ: Mapping[str, str]) -> Settings:

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 DATA_DIR = Path(".stateroom")
 EMBEDDED_PORT = 8080
-OPERATOR_KEY_DAYS = 90  # of a key that nobody said an end of; it must be made again before, so that it is not forgotten
+OPERATOR_KEY_DAYS = 90  # of a key that was given no end; it must be made again before, so that it is not forgotten
 
 
 def settings_from_environment() -> "Settings":
@@ -223,7 +223,7 @@ def _serve_embedded(folder: Path, address: "Address", write_env: Path | None, st
         instance.Instance(folder) as owned,
     ):
         owned.own()
-        env_file.unlink(missing_ok=True)  # whoever waits for it must not find that of a run that was killed
+        env_file.unlink(missing_ok=True)  # a waiting script must not find that of a run that was killed
         bound = Address(address.host, listener.getsockname()[1])
         url = f"http://{bound}"
         identity = owned.identity()
@@ -243,7 +243,7 @@ def _serve_embedded(folder: Path, address: "Address", write_env: Path | None, st
                 f"  Keys  set -a; . {env_file}; set +a\n"
                 f"  Stop  Ctrl-C"
             )
-            # Last: whoever waits for the file finds everything else said and done.
+            # Last: a script that waits for the file finds everything else said and done.
             instance.write_private(
                 env_file,
                 f"STATEROOM_URL='{url}'\n"
@@ -260,7 +260,7 @@ def _serve_embedded(folder: Path, address: "Address", write_env: Path | None, st
         try:
             run_local(run())
         finally:
-            env_file.unlink(missing_ok=True)  # nobody answers there any more
+            env_file.unlink(missing_ok=True)  # no server answers there any more
 
 
 def _migrating(work: "Coroutine[Any, Any, T]") -> "T":

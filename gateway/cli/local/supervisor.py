@@ -1,7 +1,7 @@
 """Tells what supervises this process how it fares, in the protocol of systemd (``sd_notify(3)``).
 
 Owns the datagrams to ``NOTIFY_SOCKET`` and the beat of the watchdog, which says that the event loop turns and no more.
-Does nothing where nobody asked to be told, and never fails or waits: a supervisor that went away must not take a
+Does nothing where no supervisor asked to be told, and never fails or waits: a supervisor that went away must not take a
 gateway along. It promises no delivery. The packages for this on the index wait or raise when the socket is full or
 gone, or are compiled against libsystemd.
 """
@@ -20,7 +20,7 @@ class Supervisor:
     """The program that started this process and wants to know how it fares: systemd, or a container engine.
 
     Args:
-        address: Its socket, a path or with a leading ``@`` an abstract name; empty: nobody is told.
+        address: Its socket, a path or with a leading ``@`` an abstract name; empty: none is told.
         watchdog_seconds: How long it waits for a sign of life; 0: it does not.
     """
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 POLL_SECONDS = 0.5
-# A line for each change, and one after so long without, so that a log shows that somebody waits.
+# A line for each change, and one after so long without, so that a log shows that the command waits.
 SAY_AGAIN_SECONDS = 10.0
 
 

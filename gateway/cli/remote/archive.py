@@ -134,7 +134,7 @@ class _Old:
     keep_status: str | None
 
     def query(self) -> dict[str, Any]:
-        """As the gateway takes it."""
+        """The query parameters that say it, without those that were not given."""
         asked = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in asked.items() if value is not None}
 

@@ -1,4 +1,4 @@
-"""Following a job of the gateway to its end, or for as long as somebody has time for it."""
+"""Following a job of the gateway to its end, or for as long as the caller has time for it."""
 
 import time
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def waiting_options(detach_help: str) -> Callable[[Command], Command]:
 
 
 class Patience:
-    """How long somebody waits for a job; without ``timeout_seconds``, until it ends."""
+    """How long the caller waits for a job; without ``timeout_seconds``, until it ends."""
 
     def __init__(self, timeout_seconds: float | None) -> None:
         self._until = None if timeout_seconds is None else time.monotonic() + timeout_seconds

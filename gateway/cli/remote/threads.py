@@ -143,7 +143,7 @@ def _state_version_options(command: Command) -> Command:
 
 
 def _stated(version: _Version) -> dict[str, Any]:
-    """What a body says of the state version; nothing where nobody stated one.
+    """What a body says of the state version; nothing where none was stated.
 
     Raises:
         UsageError: only one of both was given.

@@ -24,7 +24,7 @@ class DerivedIds:
     """The ids that one Idempotency-Key makes.
 
     Args:
-        pepper: The secret without which nobody can tell which key made an id, or make one that another request wants.
+        pepper: The secret without which no one can tell which key made an id, or make one that another request wants.
         tenant_id: The tenant that is administered; None: the operators administer the deployment.
         route: The path of the operation.
         idempotency_key: The key as the client sent it.

@@ -18,7 +18,7 @@ FUNCTIONS = Path(__file__).parents[1] / "functions"
 
 
 def upgrade() -> None:
-    """Set it."""
+    """Have the two functions keep their plans."""
     for statement in statements(FUNCTIONS / "010_plans_kept.sql"):
         op.execute(statement)
 

@@ -19,13 +19,13 @@ MADE = ("011_save_on_7", "012_put_writes_on_6", "013_write_save", "014_put_write
 
 
 def upgrade() -> None:
-    """Make them."""
+    """Make the functions of plain statements."""
     for name in MADE:
         for statement in statements(FUNCTIONS / f"{name}.sql"):
             op.execute(statement)
 
 
 def downgrade() -> None:
-    """Remove them."""
+    """Remove the functions that `upgrade` makes."""
     for name in MADE:
         op.execute(f"DROP FUNCTION stateroom.{name[4:]}")

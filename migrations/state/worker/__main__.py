@@ -1,4 +1,4 @@
-"""A worker process: it does what `tasks` says, for whoever holds the other end of its socket, until that is closed.
+"""A worker process: it does what `tasks` says for the other end of its socket, until that is closed.
 
 It is started by ``exec`` with an empty environment and one socket as its standard input, and imports neither gateway
 nor storage nor crypto: it sees plaintext of the task at hand, and has no key, no credential and no other descriptor.
@@ -99,6 +99,6 @@ def _send(connection: socket.socket, head: bytes, values: Sequence[bytes]) -> No
 if __name__ == "__main__":
     try:
         main()
-    except BaseException:  # noqa: BLE001  its text may hold state, and nobody reads what it would be written to
+    except BaseException:  # noqa: BLE001  its text may hold state, and what it would be written to is not read
         os._exit(70)
     os._exit(0)

@@ -19,7 +19,7 @@ _PR_SET_DUMPABLE: Final = 4
 
 
 class Memory:
-    """What this process takes of memory, asked through a descriptor that stays open; 0 where nobody knows."""
+    """What this process takes of memory, asked through a descriptor that stays open; 0 where that is not known."""
 
     def __init__(self) -> None:
         self._statm = os.open("/proc/self/statm", os.O_RDONLY) if sys.platform == "linux" else None
@@ -40,7 +40,7 @@ class Memory:
 def make_undumpable() -> None:
     """Write no core files, and be no process that others of the same user may trace or read the memory of.
 
-    ``py-spy`` and debuggers are others, too: whoever wants them does not call this.
+    ``py-spy`` and debuggers are others, too: a developer who wants them does not call this.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":

@@ -116,7 +116,7 @@ class ArchiveEncoder:
         return self._taken(_frame([[row[name] for name in columns] for row in rows]))
 
     def end(self) -> bytes:
-        """The end."""
+        """The trailer, with the SHA-256 of all bytes before it."""
         return self._taken(_frame(_Trailer(self._sha256.digest())))
 
     @property

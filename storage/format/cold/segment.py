@@ -91,7 +91,7 @@ class ListedHead(msgspec.Struct, array_like=True, frozen=True):
     """The head of a cold namespace, as its row was.
 
     Attributes:
-        namespace: The namespace.
+        namespace: Its name, which is empty for the root.
         head_id: The id of the head, which is a checkpoint of this segment.
         sequence: The namespace's sequence.
         seal: The head's seal, as it was stored.
@@ -195,7 +195,7 @@ class Directory(msgspec.Struct, frozen=True):
 
     @classmethod
     def open(cls, macs: Macs, thread_id: str, sums: "ColdSums", stored: bytes | None) -> "Directory":
-        """As it is stored, if it is the one that the sums are of.
+        """Take the stored directory, if it is the one that the sums are of.
 
         Raises:
             IntegrityFailure: It is another one, or missing.

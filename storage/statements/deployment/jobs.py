@@ -77,7 +77,7 @@ _ONE = f"SELECT {COLUMNS} FROM stateroom.jobs WHERE tenant_id = :owner AND job_i
 ONE = Statement(_ONE, JobRow)
 LOCK = Statement(f"{_ONE} FOR UPDATE", JobRow)
 
-# Whoever works on it finds its lease gone.
+# The process that works on it finds its lease gone.
 CANCEL = Statement("""
 UPDATE stateroom.jobs SET state = 'failed', error = :error, mac = :mac, mac_format = :mac_format, waits_for = NULL,
     lease_until = NULL, updated_at = statement_timestamp()
@@ -146,7 +146,7 @@ RETURNING {COLUMNS}, lease_until
     ClaimedRow,
 )
 
-# Whoever holds the lease knows its exact end: another one's differs, so that a late owner changes nothing.
+# The holder of the lease knows its exact end: another one's differs, so that a late owner changes nothing.
 ADVANCE = Statement(
     """
 UPDATE stateroom.jobs SET done = done + :done, total = coalesce(:total, total), position = :position,

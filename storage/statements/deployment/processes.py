@@ -54,7 +54,7 @@ FROM stateroom.processes ORDER BY started_at, instance
     ProcessRow,
 )
 
-# Until the transaction ends, nobody is entered: who comes then sees what it switched on.
+# Until the transaction ends, no process is entered: one that comes then sees what it switched on.
 LOCK = Statement("LOCK TABLE stateroom.processes IN SHARE MODE")
 
 # Builds from before the registry call their sessions by one name, and no later build calls its own by that.

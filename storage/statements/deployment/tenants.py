@@ -51,7 +51,7 @@ class ApiKeyRow(msgspec.Struct, frozen=True):
 
 
 class LookedUpKey(ApiKeyRow, frozen=True):
-    """A credential that somebody presented, and whether its tenant is suspended."""
+    """A credential that a caller presented, and whether its tenant is suspended."""
 
     suspended: bool
 
@@ -92,7 +92,7 @@ ORDER BY created_at DESC, tenant_id DESC LIMIT :page_rows
 )
 ONE_TENANT = Statement(f"{_TENANTS} WHERE tenant_id = :wanted", TenantRow)
 IS_SUSPENDED = Statement("SELECT suspended_at IS NOT NULL FROM stateroom.tenants WHERE tenant_id = :wanted", bool)
-# Adds nothing if the id is taken. Whoever takes it at the same moment is waited for.
+# Adds nothing if the id is taken. A transaction that takes it at the same moment is waited for.
 ADD_TENANT = Statement("""
 INSERT INTO stateroom.tenants (tenant_id, name, created_at) VALUES (:wanted, :name, :created_at) ON CONFLICT DO NOTHING
 """)
@@ -130,8 +130,8 @@ VALUES (:key_id, :owner, :grants, :mac, :pepper_version)
 ON CONFLICT (key_id) DO UPDATE SET grants = excluded.grants, mac = excluded.mac,
     pepper_version = excluded.pepper_version
 """)
-# Of the scope's keys, those that are not revoked and may do one thing. Locked in one order; whoever waited for a row
-# looks again at whether it is still one of them.
+# Of the scope's keys, those that are not revoked and may do one thing. Locked in one order; a transaction that waited
+# for a row looks again at whether it is still one of them.
 LOCK_ALLOWED = Statement(
     """
 SELECT key_id FROM stateroom.api_keys

@@ -81,7 +81,8 @@ FROM stateroom.subject_keys WHERE tenant_id = :tenant_id AND subject_id = :subje
     SubjectKeyRow,
 )
 
-# Whether a subject has anything. By order, because whoever only asks whether there is a row may scan the table for it.
+# Whether a subject has anything. By order, because a statement that only asks whether there is a row may scan the table
+# for it.
 HAS_ANYTHING = Statement(
     """
 SELECT coalesce(
@@ -114,7 +115,8 @@ ON CONFLICT DO NOTHING
 """)
 
 # Held to the end of the transaction that wraps a key under it: a rotation or a shred of the tenant key waits, and
-# whoever comes after one sees another state. So no subject key is ever wrapped under a version that was given up.
+# a transaction that comes after one sees another state. So no subject key is ever wrapped under a version that was
+# given up.
 HOLD_TENANT_KEY = Statement(
     """
 SELECT state FROM stateroom.tenant_keys WHERE tenant_id = :tenant_id AND key_version = :key_version FOR SHARE

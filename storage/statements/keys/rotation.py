@@ -1,7 +1,7 @@
 """Statements on the life of keys: new versions, what still needs an old one, and the end of it.
 
 Which key sealed an envelope is read from the envelope's header (bytes 9 to 12), never only from the clear column beside
-it: nothing is destroyed on the word of a column that somebody could edit.
+it: nothing is destroyed on the word of a column that could be edited.
 """
 
 from datetime import datetime

@@ -59,7 +59,8 @@ DESTROY_TENANT = Statement("""
 UPDATE stateroom.tenant_keys SET state = 'destroyed', wrapped = NULL, destroyed_at = :now
 WHERE tenant_id = :tenant_id AND state <> 'destroyed'
 """)
-# In a later statement than the one above, which waits for whoever is wrapping a new subject key: it sees that, too.
+# In a later statement than the one above, which waits for transactions that are wrapping a new subject key: it sees
+# that, too.
 DESTROY_SUBJECTS = Statement("""
 UPDATE stateroom.subject_keys
 SET state = 'destroyed', wrapped = NULL, destroyed_at = :now, shred_effective_at = :effective_at

@@ -1,7 +1,7 @@
 """Which root keys wrapped what is stored, and whether the one that is configured opens it.
 
 Owns the question of a start and of `stateroom doctor`. With another root key of the same form everything would look
-well until somebody's key is needed, and new tenants' keys would be wrapped under the wrong one. One wrapping of each
+well until one subject's key is needed, and new tenants' keys would be wrapped under the wrong one. One wrapping of each
 root key stands for the others; no key that is opened here is kept.
 """
 
@@ -67,7 +67,7 @@ WHERE provider = :provider AND root_key_id = :root_key_id AND root_key_version =
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What one version of a root key wrapped, and whether the configured root key opens it; None: nobody knows now."""
+    """What one version of a root key wrapped, and whether the configured root key opens it; None: not known now."""
 
     of_tenants: bool
     provider: str

@@ -73,7 +73,7 @@ ORDER BY artifact_id DESC LIMIT :limit
 """,
     ArtifactRow,
 )
-# Whoever re-seals the row, or revokes its URLs too, waits.
+# A transaction that re-seals the row, or revokes its URLs too, waits.
 LOCK_ROW = Statement(f"SELECT {_COLUMNS} FROM stateroom.artifacts WHERE {_ONE} FOR NO KEY UPDATE", ArtifactRow)
 SET_URL_EPOCH = Statement(
     f"UPDATE stateroom.artifacts SET url_epoch = :url_epoch, key_version = :key_version, sealed = :sealed WHERE {_ONE}"
@@ -111,7 +111,7 @@ DROP_REFS = Statement(f"DELETE FROM stateroom.artifact_refs WHERE {_THREAD} RETU
 
 # --- deleting ------------------------------------------------------------------------------------------------------
 
-# Waits for whoever is about to refer to it; whether somebody did shows in the next statement.
+# Waits for transactions about to refer to it; whether one did shows in the next statement.
 LOCK = Statement(f"SELECT artifact_id FROM stateroom.artifacts WHERE {_ONE} FOR UPDATE", UUID)
 IS_REFERENCED = Statement(f"SELECT EXISTS (SELECT FROM stateroom.artifact_refs WHERE {_ONE})", bool)
 

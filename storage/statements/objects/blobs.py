@@ -372,7 +372,7 @@ class SweepClaim(Struct, frozen=True):
     sweep_after: datetime
 
 
-# A lease and a timetable in one column: nobody else sweeps the tenant before it has passed.
+# A lease and a timetable in one column: no other process sweeps the tenant before it has passed.
 CLAIM_TENANT = Statement(
     """
 UPDATE stateroom.blob_usage SET sweep_after = statement_timestamp() + make_interval(secs => :lease_seconds)
@@ -585,8 +585,9 @@ ORDER BY blob_id LIMIT :limit
 """,
     UUID,
 )
-# `FOR UPDATE` conflicts with `LOCK_LIVE`: nobody is about to refer to what this returns. Who referred and committed
-# is seen by the next statement, whose snapshot is newer; a condition in this one would still look at the older.
+# `FOR UPDATE` conflicts with `LOCK_LIVE`: no transaction is about to refer to what this returns. Who referred and
+# committed is seen by the next statement, whose snapshot is newer; a condition in this one would still look at the
+# older.
 LOCK_UNREFERENCED = Statement(
     """
 SELECT blob_id FROM stateroom.blobs

@@ -35,7 +35,7 @@ MATCHES = (
 _ORDER = "(a.namespace = c.namespace) DESC, length(a.namespace) DESC, a.number DESC"
 
 # Joins to each checkpoint ``c`` of the tenant what it was adopted as: nothing, where it has a schema of its own or came
-# later. It only finds work: whoever opens state compares MACs and decides again.
+# later. It only finds work: code that opens state compares MACs and decides again.
 ADOPTED = f"""
 LEFT JOIN LATERAL (
     SELECT a.state_schema, a.state_version, a.adopted_at FROM stateroom.state_adoptions a

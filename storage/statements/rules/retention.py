@@ -20,7 +20,7 @@ from storage.postgres.statement import Statement
 # --- holds -----------------------------------------------------------------------------------------------------------
 
 SHARE_HOLDS = Statement("SELECT pg_advisory_xact_lock_shared(hashtextextended(:lock, 0))")
-# Whoever sets or lifts waits for removals that are under way, and has them wait.
+# A transaction that sets or lifts waits for removals that are under way, and has them wait.
 TAKE_HOLDS = Statement("SELECT pg_advisory_xact_lock(hashtextextended(:lock, 0))")
 
 
@@ -426,7 +426,7 @@ RETURNING lease_until, started_at, progress, thinned_until
     RoundClaim,
 )
 
-# Whoever holds the lease knows its exact end, so that a late owner changes nothing.
+# The holder of the lease knows its exact end, so that a late owner changes nothing.
 ADVANCE = Statement(
     f"""
 UPDATE stateroom.retention_rounds SET lease_until = statement_timestamp() + make_interval(secs => :lease_seconds),

@@ -41,7 +41,7 @@ WHERE tenant_id = :tenant_id AND schema = :schema ORDER BY number
     VersionRow,
 )
 
-# By order, so that nobody scans the table for it.
+# By order, so that the table is not scanned for it.
 ANY = Statement(
     """
 SELECT number FROM stateroom.state_schemas WHERE tenant_id = :tenant_id AND schema = :schema ORDER BY number LIMIT 1

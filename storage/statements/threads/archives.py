@@ -327,8 +327,8 @@ WHERE {_THREAD} AND tier = 'archive'
 
 # --- key versions --------------------------------------------------------------------------------------------------
 
-# Those of these versions that stay for as long as somebody needs them. The lock is what giving a version up waits for;
-# whoever does counts what needs it again, in a later statement.
+# Those of these versions that stay for as long as something needs them. The lock is what giving a version up waits for;
+# a transaction that does counts what needs it again, in a later statement.
 HOLD_KEY_VERSIONS = Statement(
     """
 SELECT key_version FROM stateroom.subject_keys

@@ -10,8 +10,8 @@ means: lost a race, run the whole transaction again. What the rows of the keys m
 what `WRITE` sees was committed before anything is stored. `OPEN_WRITES` and `PUT_WRITES` divide the work likewise.
 
 `OPEN` also tells what save policies say: of the tenant, of the agent that the save names, and of the one that the
-thread had in the snapshot. Where somebody else wrote to the thread meanwhile (``activity``) that may be another one; in
-a tenant with policies this is told (``policies_unsure``), and a save that names no head begins again with the lock.
+thread had in the snapshot. Where another request wrote to the thread meanwhile (``activity``) that may be another one;
+in a tenant with policies this is told (``policies_unsure``), and a save that names no head begins again with the lock.
 
 A thread that has an agent keeps it here: another one that a save names is set under the lock of `OPEN` by
 `storage.statements.threads.threads.SET_AGENT`, unless a legal hold on the former forbids it.
@@ -49,7 +49,8 @@ _NEWEST = """
        AND n.namespace = {namespace}
      ORDER BY n.checkpoint_id DESC LIMIT 1)"""
 
-# Whether a thread has anything. By order likewise: whoever only asks whether there is a row may scan the table for it.
+# Whether a thread has anything. By order likewise: a statement that only asks whether there is a row may scan the table
+# for it.
 _LEFT_OVER = """coalesce(
         (SELECT true FROM stateroom.heads l WHERE l.tenant_id = :tenant_id AND l.subject_id = :subject_id
           AND l.thread_id = :thread_id
@@ -248,7 +249,7 @@ def _call(function: str, parameters: str) -> Statement[None]:
 # as a whole; so do more or fewer writes that came before their checkpoint than the save was told of, a head that is not
 # the newest checkpoint, and rows that are there already; to a save that names no head, another agent of the thread, or
 # other policies than it knows of (null: it names one). Nothing that the head and its writes need can have been pruned
-# while both seals are what they were, so its pieces are there. Whoever fails begins with OPEN or OPEN_WRITES.
+# while both seals are what they were, so its pieces are there. A save that fails begins with OPEN or OPEN_WRITES.
 SAVE_ON = _call(
     "save_on_7",
     "key_version pieces children envelopes namespace checkpoint_id parent_id step status source agent run_id model"
@@ -402,7 +403,7 @@ FROM stateroom.load_checkpoint_5(:tenant_id, :subject_id, :thread_id, :namespace
     LoadedRows,
 )
 
-# Do nothing, once nobody holds a lock that a save would wait for; fail if that takes long.
+# Do nothing, once no session holds a lock that a save would wait for; fail if that takes long.
 WAIT_AS_SAVES = """
 SET LOCAL lock_timeout = '1s';
 LOCK TABLE stateroom.threads, stateroom.heads, stateroom.checkpoints, stateroom.chunks, stateroom.pending_writes
@@ -451,8 +452,8 @@ ORDER BY checkpoint_id, task_path, task_id, idx
 
 # What a listing asks of a row ``c``; the last three are where it goes on.
 #
-# The first condition is true of every checkpoint, and that of the index that listings use and nobody else may: the
-# newest checkpoint of a namespace is found by the primary key, and not by reading a subject's from the newest on.
+# The first condition is true of every checkpoint, and that of the index that only listings may use: the newest
+# checkpoint of a namespace is found by the primary key, and not by reading a subject's from the newest on.
 HISTORY_WANTED = """c.created_at >= '-infinity' AND c.tenant_id = :tenant_id AND c.subject_id = :subject_id
   AND (:thread_id::text IS NULL OR c.thread_id = :thread_id)
   AND (:namespace::text IS NULL OR c.namespace = :namespace)
@@ -594,8 +595,8 @@ ORDER BY checkpoint_id LIMIT :limit
 )
 
 # A stretch of a checkpoint's ancestors, nearest first. Parents come from clear columns, which the seal of each
-# manifest binds; the depth bound ends a cycle that somebody might have edited in. LATERAL with its LIMIT makes every
-# step one look-up by primary key: as a plain join, a subject without statistics was read whole at each step.
+# manifest binds; the depth bound ends a cycle that might have been edited in. LATERAL with its LIMIT makes every step
+# one look-up by primary key: as a plain join, a subject without statistics was read whole at each step.
 ANCESTORS = Statement(
     f"""
 WITH RECURSIVE line AS (

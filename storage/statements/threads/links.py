@@ -1,6 +1,6 @@
 """Statements on links of threads: who is whose parent.
 
-Rows are found by the column `threads.parent_thread_id`, which says what the seal says; whoever reads them opens it.
+Rows are found by the column `threads.parent_thread_id`, which says what the seal says; a reader of them opens it.
 """
 
 from datetime import datetime
@@ -11,12 +11,12 @@ import msgspec
 from storage.postgres.statement import Statement
 from storage.statements.threads.threads import LISTED_COLUMNS, ListedThread
 
-# Whoever links in a subject waits for others who do, and sees then what they did.
+# A transaction that links in a subject waits for others that do, and sees then what they did.
 LOCK = Statement("SELECT pg_advisory_xact_lock(hashtextextended(:lock, 0))")
 
 
 def links_lock(tenant_id: UUID, subject_id: str) -> str:
-    """The name of the lock that whoever links a thread of a subject takes."""
+    """The name of the lock that is taken to link a thread of a subject."""
     return f"{tenant_id}/links/{subject_id}"
 
 

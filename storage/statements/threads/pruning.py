@@ -2,7 +2,7 @@
 
 Candidates come from a snapshot that locks nothing. Each removal is a short transaction whose first statement locks the
 thread (`storage.statements.threads.threads.LOCK`); later statements then see all that was committed before the lock was
-granted, and nobody saves to the thread, nor refers to a chunk of it, until they commit.
+granted, and no request saves to the thread, nor refers to a chunk of it, until they commit.
 
 Look-ups are by equality: row-level security keeps a comparison of text by order from the index.
 """

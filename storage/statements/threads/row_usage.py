@@ -135,8 +135,8 @@ ORDER BY u.count_after NULLS FIRST LIMIT :page_rows
 """,
     UUID,
 )
-# A lease and a timetable in one column: nobody else counts before it has passed. Whoever has it knows its exact end, so
-# that a late owner changes nothing.
+# A lease and a timetable in one column: no other process counts before it has passed. Its holder knows its exact end,
+# so that a late owner changes nothing.
 CLAIM: Final = Statement(
     """
 INSERT INTO stateroom.row_usage AS u (tenant_id, count_after)

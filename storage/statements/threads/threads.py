@@ -41,9 +41,9 @@ LISTED_COLUMNS = """
          AND p.thread_id = t.parent_thread_id) IS NULL AS parent_absent, t.seal
 """
 
-# True of every thread, and the condition of the two indexes that listings use and nobody else may: a single thread is
-# looked up by its primary key. Where there are many subjects, the planner takes tenant and subject for as selective as
-# the whole key, and would find one thread by reading all of its subject's in a smaller index.
+# True of every thread, and the condition of the two indexes that only listings may use: a single thread is looked up by
+# its primary key. Where there are many subjects, the planner takes tenant and subject for as selective as the whole
+# key, and would find one thread by reading all of its subject's in a smaller index.
 LISTED = "t.created_at >= '-infinity'"
 
 ONE = Statement(

@@ -1,7 +1,7 @@
 """The audit log: `audit list`, `export`, `anchor`, `key` over HTTP, and `verify`, which needs no gateway.
 
 `verify` reads three files and nothing else, so that an auditor can run it on another machine, years later. Keep the
-public key and the anchors where whoever runs the gateway cannot change them.
+public key and the anchors where the operator of the gateway cannot change them.
 """
 
 import os

@@ -94,7 +94,7 @@ class Artifacts:
                 error.upload_id = upload.upload_id
                 raise
             except Exception:
-                if resume is None:  # nobody knows its id
+                if resume is None:  # its id is not known
                     with contextlib.suppress(StateroomError):
                         self._client.drive(requests.abort(upload.upload_id), pinned)
                 raise
@@ -148,7 +148,7 @@ class Artifacts:
         return self._client.drive(requests.show_upload(upload_id))
 
     def abort(self, upload_id: str) -> bool:
-        """Give an upload up; nobody has to, since it ends by itself a day after its last part.
+        """Give an upload up; there is no need to, since it ends by itself a day after its last part.
 
         Returns:
             Whether there was one.
@@ -263,7 +263,7 @@ class Artifacts:
         """The artifacts of a thread, page by page.
 
         Args:
-            thread_id: The thread.
+            thread_id: The id of the thread whose artifacts are listed.
             name: Only versions of this name.
             limit: At most so many.
         """
@@ -303,7 +303,7 @@ class Artifacts:
         ttl_seconds: int = URL_TTL_SECONDS,
         disposition: Disposition = "attachment",
     ) -> SignedUrl:
-        """A URL that shows this one artifact to whoever has it, a browser for example.
+        """A URL that shows this one artifact to any client that has it, a browser for example.
 
         Args:
             artifact: The artifact, its pointer or its id.

@@ -50,7 +50,7 @@ class AsyncClock(Protocol):
         """Seconds since some fixed moment."""
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for so many seconds."""
 
 
 class SystemAsyncClock:
@@ -61,7 +61,7 @@ class SystemAsyncClock:
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for so many seconds."""
         await asyncio.sleep(seconds)
 
 
@@ -77,12 +77,12 @@ class AsyncClientOptions(TypedDict, total=False):
         token_store: Where to remember how far threads were, so that their rollback is noticed
             (``RollbackDetected``); without one it is not.
         client_share: 32 bytes of ``new_client_share`` that only you keep, or a callable that returns them. Threads
-            made with it open only with it: not without it, and not for whoever has the gateway and its database.
+            made with it open only with it: not without it, and not for the operator of the gateway and its database.
             Lost share, lost data. ``request`` does not send it.
         state_version: The state version that this program writes and understands, such as ``travel@2``: what its
             threads save says so, and what they load arrives at it, whatever it was saved at. Left out: as saved.
         strict: Make every thread that is saved to strict, for other writers, too, and say with every save what it
-            stands on: a save beside what somebody else saved is ``HeadMoved``, also of a thread that was never loaded.
+            stands on: a save beside what another writer saved is ``HeadMoved``, also of a thread that was never loaded.
     """
 
     subject: Subject
@@ -96,11 +96,11 @@ class AsyncClientOptions(TypedDict, total=False):
 
 
 class AsyncClient:
-    """A connection pool to one gateway, acting for one subject or for whoever ``subject`` names at the time.
+    """A connection pool to one gateway, acting for one subject or for the one that ``subject`` names at the time.
 
     Args:
         url: The gateway's URL.
-        api_key: The API key.
+        api_key: The API key that authenticates each request.
         options: The options that ``AsyncClientOptions`` lists.
 
     Raises:
@@ -151,7 +151,7 @@ class AsyncClient:
         """Decide the subject now, for several calls of ``drive``.
 
         Raises:
-            SubjectRequired: Nobody said for which subject to act.
+            SubjectRequired: No subject to act for was given.
         """
         return self._endpoint.pin()
 
@@ -275,7 +275,7 @@ class AsyncClient:
         Args:
             lines: Which trajectory, and how far it has come.
             call_of: Asks for what has not come.
-            pinned: The subject.
+            pinned: The subject to act for.
 
         Raises:
             StateroomError: The gateway refused, or nothing more arrived within the time budget.

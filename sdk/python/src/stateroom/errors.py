@@ -80,7 +80,7 @@ class StateroomError(Exception):
         upload_id: What ``artifacts.upload(..., resume=)`` goes on with, when an upload was interrupted.
         retry_after_seconds: When the gateway says that it is worth asking again; ``None``: it does not say.
         state: Of a thread that is in the archive: ``archived``, ``frozen`` or ``thawing``.
-        progress: Of its thaw, from 0 to 1; ``None``: nobody knows.
+        progress: Of its thaw, from 0 to 1; ``None``: it is not known.
     """
 
     default_code = "stateroom-error"
@@ -295,7 +295,7 @@ class StateTooNew(Conflict):
     """State and program are of different versions, and nothing leads from one to the other.
 
     A load: the state was saved at a version that this program cannot be shown; deploy the newer program, or give the
-    step a way back. A save: nobody registered the state's schema at this version.
+    step a way back. A save: the state's schema is not registered at this version.
     """
 
 

@@ -103,8 +103,8 @@ class SaverOptions(TypedDict, total=False):
     Attributes:
         subject: The subject whose state it is: its id, a callable that returns it (``current_subject`` by
             default, set by ``with acting_for(...)``), or ``None`` for the subject the key is bound to. A run of a
-            graph acts for whoever it was when the run began, with its subgraphs in the same thread, wherever LangGraph
-            calls back. What a caller writes into a graph's config names no subject.
+            graph acts for the subject that it was when the run began, with its subgraphs in the same thread, wherever
+            LangGraph calls back. What a caller writes into a graph's config names no subject.
         agent: The program's name; the graph's own name when left out.
         serde: Another serialiser. The default writes msgpack and instantiates only the types LangGraph calls
             safe plus ``allowed_msgpack_modules``; nothing stored can run code. Bytes are sealed by the
@@ -171,7 +171,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
 
     Args:
         url: The gateway's URL.
-        api_key: The API key.
+        api_key: The API key that authenticates each request.
         options: The options that ``SaverOptions`` lists.
 
     Raises:
@@ -266,7 +266,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         self._connections.close_blocking()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """As a shallow copy: it shares connections, which cannot be copied."""
+        """Copy shallowly: the copy shares connections, which cannot be copied."""
         return copy.copy(self)
 
     def _drive(self, steps: Steps[R], pinned: Pinned | None = None) -> R:
@@ -372,7 +372,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
 
         Args:
             config: Thread, namespace and, as ``checkpoint_id``, the parent.
-            checkpoint: The checkpoint.
+            checkpoint: The checkpoint to store.
             metadata: Its metadata.
             new_versions: The channels that changed since the parent.
         """
@@ -402,7 +402,7 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         Args:
             config: Thread, namespace and checkpoint.
             writes: Channels and values.
-            task_id: The task.
+            task_id: The id of the task that wrote.
             task_path: Where the task stands in the graph.
         """
         pinned = pin(self._endpoint, config)

@@ -1,8 +1,8 @@
 """What a client remembers of its threads, so that it notices when they are rolled back.
 
-Everything in the gateway's database agrees with everything else, also after somebody put yesterday's copy back. Only
-who remembers more can tell. With each save, each load and each write to a head the gateway gives a token; a store keeps
-the newest of each thread and namespace, and the client sends it along: a thread that is older than that, or another one
+Everything in the gateway's database agrees with everything else, also after yesterday's copy was put back. Only who
+remembers more can tell. With each save, each load and each write to a head the gateway gives a token; a store keeps the
+newest of each thread and namespace, and the client sends it along: a thread that is older than that, or another one
 under its name, is refused with ``RollbackDetected``. A store belongs where the owner of the database cannot write.
 
 This module owns stores and which of two tokens is newer. It does not check tokens; only the gateway can.
@@ -32,10 +32,10 @@ class TokenPlace(msgspec.Struct, frozen=True):
     """What a token is of.
 
     Attributes:
-        tenant_id: The tenant.
-        subject: The subject.
-        thread_id: The thread.
-        namespace: The namespace.
+        tenant_id: The tenant's id.
+        subject: The subject's id.
+        thread_id: The thread's id.
+        namespace: The namespace's name; empty for the root.
     """
 
     tenant_id: str

@@ -165,7 +165,7 @@ class LongList(msgspec.Struct, kw_only=True, frozen=True):
     Attributes:
         channel: Its channel; of a plain state, its top-level key.
         elements: How many elements it has.
-        bytes: How large it is as MessagePack; ``None``: nobody counted.
+        bytes: How large it is as MessagePack; ``None``: it was not counted.
     """
 
     channel: str
@@ -192,7 +192,7 @@ class SaveReceipt(msgspec.Struct, kw_only=True):
     """A checkpoint is durable.
 
     Attributes:
-        thread_id: The thread.
+        thread_id: The thread's id.
         namespace: The sub-agent's namespace; empty for the root.
         checkpoint_id: The checkpoint's id.
         parent_id: The checkpoint it follows.
@@ -220,7 +220,7 @@ class PendingWrite(msgspec.Struct, kw_only=True):
     """A write that a task made against a checkpoint, not yet part of a later one.
 
     Attributes:
-        task_id: The task.
+        task_id: The id of the task that wrote it.
         idx: Its position among the task's writes.
         channel: The channel it is meant for.
         task_path: Where the task stands in the agent's plan.
@@ -238,7 +238,7 @@ class CheckpointInfo(msgspec.Struct, kw_only=True):
     """A checkpoint without its state.
 
     Attributes:
-        thread_id: The thread.
+        thread_id: The thread's id.
         namespace: The sub-agent's namespace; empty for the root.
         checkpoint_id: The checkpoint's id. Greater ids are newer, compared as bytes.
         parent_id: The checkpoint it follows; ``None`` for the first.
@@ -336,7 +336,7 @@ class ThreadArchive(msgspec.Struct, kw_only=True):
         size_bytes: What the object takes.
         archived_at: When it was archived.
         retry_after_seconds: When it is worth asking again.
-        progress: Of the thaw, from 0 to 1; ``None``: nobody knows.
+        progress: Of the thaw, from 0 to 1; ``None``: it is not known.
         job_id: The restore that is under way.
     """
 
@@ -390,7 +390,7 @@ class ThreadMove(msgspec.Struct, kw_only=True):
     """A thread on its way between the tiers.
 
     Attributes:
-        thread_id: The thread.
+        thread_id: The thread's id.
         tier: Where it is now: ``hot`` (PostgreSQL) or ``archive`` (object storage).
         job_id: The job that moves it; ``None``: it is there already.
     """
@@ -404,7 +404,7 @@ class ThreadInfo(msgspec.Struct, kw_only=True):
     """A thread without its state.
 
     Attributes:
-        thread_id: The thread.
+        thread_id: The thread's id.
         status: Status of the root namespace's newest checkpoint.
         tier: ``hot`` (PostgreSQL) or ``archive`` (object storage).
         strict: Whether a save must name the head it follows.
@@ -452,9 +452,9 @@ class RemovalReceipt(msgspec.Struct, kw_only=True):
     """How much was removed.
 
     Attributes:
-        threads: Whole threads.
-        checkpoints: Checkpoints.
-        pending_writes: Pending writes.
+        threads: How many threads went whole.
+        checkpoints: How many checkpoints went.
+        pending_writes: How many pending writes went.
     """
 
     threads: int = 0
@@ -488,7 +488,7 @@ class Artifact(msgspec.Struct, kw_only=True, omit_defaults=True):
     Attributes:
         artifact_id: Its id.
         pointer: What to put into a state to refer to it; means nothing outside of its subject.
-        thread_id: The thread.
+        thread_id: The thread's id.
         name: Its name. It is whatever was uploaded: never use it as a path.
         version: Which version of this name within the thread it is.
         media_type: Its media type, as uploaded.
@@ -543,7 +543,7 @@ class Upload(msgspec.Struct, kw_only=True):
 
 
 class SignedUrl(msgspec.Struct, kw_only=True):
-    """A URL that shows one artifact to whoever has it.
+    """A URL that shows one artifact to any client that has it.
 
     Attributes:
         url: The URL; treat it as a credential.

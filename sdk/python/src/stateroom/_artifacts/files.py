@@ -30,15 +30,15 @@ class ArtifactFile(io.RawIOBase):
         self._ranges = Ranges(client, artifact, pinned)
 
     def readable(self) -> bool:
-        """True."""
+        """True, as every artifact can be."""
         return True
 
     def seekable(self) -> bool:
-        """True."""
+        """True, as every artifact can be."""
         return True
 
     def tell(self) -> int:
-        """The position."""
+        """The position: how many bytes are before what is read next."""
         self._check_open()
         return self._ranges.window.position
 
@@ -95,15 +95,15 @@ class AsyncArtifactFile:
         self._ranges.window = Window(self.artifact.size_bytes)
 
     def readable(self) -> bool:
-        """True."""
+        """True, as every artifact can be."""
         return True
 
     def seekable(self) -> bool:
-        """True."""
+        """True, as every artifact can be."""
         return True
 
     async def tell(self) -> int:
-        """The position."""
+        """The position: how many bytes are before what is read next."""
         self._check_open()
         return self._ranges.window.position
 

@@ -163,7 +163,7 @@ class PartialFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
-        if self._is_private:  # nobody would find it to go on with
+        if self._is_private:  # no later download would find it to go on with
             self._path.unlink(missing_ok=True)
 
     def feed(self, reception: Reception) -> bool:
@@ -178,7 +178,7 @@ class PartialFile:
         self._file.write(piece)
 
     def restart(self) -> None:
-        """Forget everything."""
+        """Empty the partial file: the download begins anew."""
         self._file.seek(0)
         self._file.truncate(0)
 
@@ -190,13 +190,13 @@ class PartialFile:
         self._path.replace(self._target)
 
     def discard(self) -> None:
-        """Leave nothing."""
+        """Remove the partial file."""
         self._file.close()
         self._path.unlink(missing_ok=True)
 
 
 def _is_ours(file: BinaryIO, path: Path) -> bool:
-    """Lock a partial file until it is closed; false when somebody else has it, or had it and is done with it."""
+    """Lock a partial file until it is closed; false when another download has it, or had it and is done."""
     if fcntl is None:
         return True
     try:

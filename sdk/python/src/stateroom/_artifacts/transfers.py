@@ -26,7 +26,7 @@ _DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):")
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 Progress = Callable[[int, int | None], object]
-"""Called with the bytes that are safely there, and with how many there will be, or ``None`` when nobody knows."""
+"""Called with the bytes that are safely there, and with how many there will be, or ``None`` when that is not known."""
 
 
 def digest_field(digest: bytes) -> str:

@@ -99,7 +99,7 @@ class _Response(aiohttp.ClientResponse):
     def end_if_unsent(self) -> None:
         """End the connection if it was answered before the request was sent whole.
 
-        Nobody takes the rest, so that the connection would stay open, and a loop that ends would leave it so. One
+        No caller takes the rest, so that the connection would stay open, and a loop that ends would leave it so. One
         that is being closed has no further use and is ended, too: over TLS it may not know any more what it holds.
         """
         sent_on = self._sent_on

@@ -102,7 +102,7 @@ class AsyncTransport(Protocol):
 
 
 class Stream(Protocol):
-    """As ``AsyncStream``, for a caller that blocks."""
+    """An answer like an ``AsyncStream``, for a caller that blocks."""
 
     status: int
     headers: Mapping[str, str]
@@ -115,7 +115,7 @@ class Stream(Protocol):
 
 
 class Transport(Protocol):
-    """As ``AsyncTransport``, for callers that block."""
+    """Sends requests as an ``AsyncTransport`` does, for callers that block."""
 
     def send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, waits: tuple[float, float]
@@ -150,7 +150,7 @@ def paced(body: bytes, deadline: Deadline) -> Iterator[bytes]:
 
 
 async def async_paced(body: bytes, limit: asyncio.Timeout, seconds: float) -> AsyncIterator[bytes]:
-    """As ``paced``, on an event loop."""
+    """A large body in slices as ``paced`` gives them, on an event loop."""
     loop = asyncio.get_running_loop()
     for start in range(0, len(body), SLICE_BYTES):
         limit.reschedule(loop.time() + seconds)

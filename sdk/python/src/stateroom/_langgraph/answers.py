@@ -45,7 +45,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 class _Seen(msgspec.Struct):
     """What is remembered of a checkpoint.
 
-    ``ends`` has of each list its length and what its last element was; ``None``: nobody saw the checkpoint itself.
+    ``ends`` has of each list its length and what its last element was; ``None``: the checkpoint itself was not seen.
     ``writes`` has the answers among its pending writes, with their channel, by task and index.
     """
 
@@ -95,7 +95,7 @@ class Answers:
         """The answers that a step added to channels, each once.
 
         Args:
-            key: The namespace.
+            key: The step's thread and namespace.
             parent_id: The step's parent; ``None``: it has none, and so everything is new.
             checkpoint: The step.
             changed: The channels that it changed.

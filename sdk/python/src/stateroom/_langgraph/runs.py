@@ -33,7 +33,7 @@ def pin(endpoint: Endpoint, config: RunnableConfig | None) -> Pinned:
         config: What LangGraph gave to the call.
 
     Raises:
-        SubjectRequired: Nobody said for which subject to act.
+        SubjectRequired: No subject to act for was given.
         NotConfigured: The client share is not one.
     """
     configurable = (config or {}).get("configurable") or {}

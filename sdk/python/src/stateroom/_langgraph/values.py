@@ -171,8 +171,8 @@ def _with_delta_channels(loaded: CheckpointWithChannels, versions: ChannelVersio
 
     A delta channel that a step of the state schema renamed has its new name in ``delta_channels`` only: its version is
     in the skeleton and its counters are in the metadata, which are LangGraph's own and which no step sees. A channel
-    without a version would be taken for one that was never written, and load empty. One that nobody wrote has none, and
-    a version that it never had would make the tasks it triggers run again.
+    without a version would be taken for one that was never written, and load empty. One that was never written has
+    none, and a version that it never had would make the tasks it triggers run again.
 
     Args:
         loaded: The checkpoint as it was loaded.

@@ -479,7 +479,7 @@ def restoring(make: Callable[[], Steps[R]], thread_id: str, restore_seconds_max:
 
     Args:
         make: Begins the steps, which change nothing if they are refused.
-        thread_id: The thread.
+        thread_id: The id of the thread.
         restore_seconds_max: How long to wait for it; ``None``: not at all.
 
     Raises:

@@ -275,10 +275,10 @@ class Endpoint:
         return f"{self.url}{API_PREFIX}{call.path}{tail}"
 
     def pin(self) -> "Pinned":
-        """The subject of this moment, for a listing whose later pages must not act for somebody else.
+        """The subject of this moment, for a listing whose later pages must not act for another subject.
 
         Raises:
-            SubjectRequired: Nobody said for which subject to act.
+            SubjectRequired: No subject to act for was given.
             NotConfigured: The client share is not one.
         """
         return Pinned(resolve_subject(self.subject), resolve_share(self._client_share))
@@ -287,11 +287,11 @@ class Endpoint:
         """The call's headers.
 
         Args:
-            call: The call.
+            call: The call that is made.
             pinned: The subject decided earlier; decided now when left out.
 
         Raises:
-            SubjectRequired: Nobody said for which subject to act.
+            SubjectRequired: No subject to act for was given.
             NotConfigured: The client share is not one.
         """
         # Between an agent and its gateway, compressing takes longer than what it saves.
@@ -334,7 +334,7 @@ class Attempts:
     ``Retry-After``.
 
     Args:
-        call: The call.
+        call: The call that is made.
         timeouts: Its budget.
         monotonic: A clock in seconds.
         jitter: Picks a wait between 0 and its argument, in seconds.
@@ -403,7 +403,7 @@ class Attempts:
         Args:
             status: HTTP status.
             headers: Headers with lower-case names.
-            body: The body.
+            body: The answer's body.
 
         Returns:
             The answer, or seconds to wait before the next attempt.

@@ -170,7 +170,7 @@ class PieceReceipt(Struct, kw_only=True):
 
 
 class PieceContent(Struct, kw_only=True):
-    """A leaf."""
+    """The bytes of a leaf that was asked for."""
 
     data: bytes
 

@@ -198,7 +198,7 @@ class PieceCache:
             return content
 
     def note_of(self, owner: bytes, piece_id: bytes) -> tuple[str | None, bytes | None]:
-        """The media type and the preview that somebody said a piece has."""
+        """The media type and the preview that a caller said a piece has."""
         with self._lock.mine():
             return self._notes.of((owner, piece_id))
 
@@ -431,7 +431,7 @@ def sending_state(
         cache: What is remembered.
         pinned: For whom.
         thread_id: The thread the state goes to.
-        state: The state.
+        state: The state to send.
         request: What ``send`` sends; given the state here.
         send: Makes the request.
         notes: What the caller says of large leaves, by channel and path.

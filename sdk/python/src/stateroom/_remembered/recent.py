@@ -37,7 +37,7 @@ class Recent(Generic[V]):
             self._noted.pop(thing, None)
 
     def note(self, thing: Hashable, value: V) -> None:
-        """Remember it."""
+        """Remember a thing with its value, as the newest."""
         with self._lock.mine():
             self._noted[thing] = value
             self._noted.move_to_end(thing)

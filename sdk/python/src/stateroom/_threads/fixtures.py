@@ -48,7 +48,7 @@ class FixtureWrite(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A pending write of a step, as it is stored.
 
     Attributes:
-        task_id: The task.
+        task_id: The id of the task that wrote.
         idx: Its position among the task's writes.
         channel: The channel it is meant for.
         task_path: Where the task stands in the agent's plan.
@@ -285,8 +285,8 @@ def loading(fixture: Fixture, thread_id: str, namespace: str, pieces: PieceCache
     The pending writes of a step go before its checkpoint, so that where that is, they are.
 
     Args:
-        fixture: The fixture.
-        thread_id: The thread.
+        fixture: The steps to save.
+        thread_id: The id of the thread to save them into.
         namespace: The sub-agent's namespace.
         pieces: What is remembered of large leaves.
         pinned: For whom.

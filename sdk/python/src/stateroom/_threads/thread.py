@@ -127,9 +127,9 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
             The receipt.
 
         Raises:
-            HeadMoved: Somebody saved since this object last loaded or saved. Load and try again.
+            HeadMoved: Another writer saved since this object last loaded or saved. Load and try again.
             CheckpointExists: ``checkpoint_id`` is taken by other content.
-            StateTooNew: Nobody registered the state's schema at this version.
+            StateTooNew: The state's schema is not registered at this version.
             GatewayUnavailable: No answer in time. Saving the same again is safe.
         """
         refuse_unknown("save", options, SaveOptions)
@@ -158,7 +158,7 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
 
         Raises:
             CheckpointNotFound: There is no head to change.
-            HeadMoved: Somebody saved since this object last loaded or saved.
+            HeadMoved: Another writer saved since this object last loaded or saved.
         """
         refuse_unknown("patch", options, CheckpointOptions)
         pinned = self._client.pin()
@@ -194,7 +194,8 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
 
         Raises:
             CheckpointNotFound: There is no head.
-            HeadMoved: Somebody saved since this object last loaded or saved. Without either, the newest head is taken.
+            HeadMoved: Another writer saved since this object last loaded or saved. Without either, the newest head is
+                taken.
             WritesPending: Tasks have written to the head, and no checkpoint has taken up what they wrote.
             InvalidRequest: The key is not there, or is no list.
         """
@@ -235,7 +236,7 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
             The state to go on with: ``state``, if nothing was compacted.
 
         Raises:
-            HeadMoved: Somebody saved since.
+            HeadMoved: Another writer saved since.
             WritesPending: Tasks have written to the head, and no checkpoint has taken up what they wrote.
         """
         is_shorter = False
@@ -254,10 +255,10 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
         by a resumed process even if nothing was saved after the call. It is returned as a plain tree,
         converted to ``fn``'s annotated return type, in the first call just as in later ones.
 
-        A crash after the effect and before its result is kept stays ambiguous: nobody can tell whether the
-        effect happened, and the next call repeats it. Give ``once_key`` to the service that is called, as its
-        idempotency key, where that matters. Two processes calling at the same time may both run ``fn``; the
-        result kept first wins and both return it.
+        A crash after the effect and before its result is kept stays ambiguous: it cannot be told whether the effect
+        happened, and the next call repeats it. Give ``once_key`` to the service that is called, as its idempotency key,
+        where that matters. Two processes calling at the same time may both run ``fn``; the result kept first wins and
+        both return it.
 
         Args:
             once_key: The call's name, unique in this thread and namespace: another call needs another name.
@@ -353,7 +354,7 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
         """Save all steps of a fixture, with their own ids; as ``fixture.load_into(thread)``.
 
         Args:
-            fixture: The fixture.
+            fixture: The steps to save.
 
         Returns:
             How many steps were new here.
@@ -370,7 +371,7 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
         """A new object of the same thread, whose next save continues from an old checkpoint.
 
         Nothing is removed: the fork's first save becomes the head, and the branch it leaves stays in the
-        history. That save raises ``HeadMoved`` if somebody saved after the fork was made.
+        history. That save raises ``HeadMoved`` if another writer saved after the fork was made.
 
         Args:
             checkpoint_id: Where to continue from.
@@ -467,7 +468,7 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
         """Ask for the thread's older checkpoints to be moved to the archive, while it stays hot. A job does it.
 
         They stay readable, unless their storage class is a frozen one; ``info().segments`` says how many there are.
-        Heads stay, interrupts that nobody answered, and what a checkpoint that stays is rebuilt from.
+        Heads stay, interrupts that were not answered, and what a checkpoint that stays is rebuilt from.
 
         Args:
             older_than_seconds: For how long a checkpoint was neither made nor written to.

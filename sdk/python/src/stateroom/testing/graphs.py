@@ -118,7 +118,7 @@ def _loaded(saver: InMemorySaver, values: Values, case: Case) -> CheckpointTuple
 def _is_given(write: FixtureWrite, answered: Collection[str]) -> bool:
     """Whether a pending write is no result, but what a caller gave: a task would not run again that has results.
 
-    A task that was answered keeps all of its answers, in their order; the caller's last one could answer what nobody
+    A task that was answered keeps all of its answers, in their order; the caller's last one could answer what no one
     asked then.
     """
     if write.task_id == _CALLER:

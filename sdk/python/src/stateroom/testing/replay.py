@@ -115,7 +115,7 @@ def check_run(fixture: Fixture, function: Callable[[dict[str, Any]], Any], steps
     """Run steps of a fixture again by a function, and compare.
 
     Args:
-        fixture: The fixture.
+        fixture: The steps to run again.
         function: Is called with the state before a step, as plain data, and returns what the step makes: a ``Made``, or
             a mapping with its members. It may be a coroutine function.
         steps: Ids of checkpoints; none: all that can be run.
@@ -146,7 +146,7 @@ def check(
     """Run steps of a fixture again, and compare.
 
     Args:
-        fixture: The fixture.
+        fixture: The steps to run again.
         run: Runs a step again.
         recorded: The results of a step as they were recorded, under the names that ``run`` has for them.
         steps: Ids of checkpoints; none: all that can be run.
