@@ -213,6 +213,10 @@ class LockedThread:
         sealed = seal_thread(self.plan.sealer, self.thread_id, self.created_at, self.thread)
         await self.transaction.run(sql.TOUCH, thread_id=self.thread_id, used_at=moment, seal=sealed)
 
+    async def count(self) -> None:
+        """Say that the thread changed, where its seal did not: saves that know it still go on."""
+        await self.transaction.run(sql.COUNT, thread_id=self.thread_id)
+
     def keep_plan_true(self) -> None:
         """Tell the plan what was done, once that is committed."""
         plan = self.plan
@@ -441,7 +445,7 @@ class Plans:
         for chunks in batches:
             async with self.locked(target, plan) as locked:
                 if await self.collect_in(locked, chunks):
-                    await locked.touch(None)
+                    await locked.count()
             locked.keep_plan_true()
             await asyncio.sleep(0)
 
