@@ -4,13 +4,18 @@
    what stays is whole by itself. Candidates are taken in the order of their ids, in ranges that no segment has.
 2. An intent is committed, the rows are written as one sealed object with the pieces that they name and no earlier
    segment of the volume has, and read back. What was read back is compared with the plan.
-3. One transaction, **the flip**: the thread is locked, the plan learns what came since, and what is still as it was
-   read and still free to go is removed, while the stub, the list and the cold sums say where it is. Seals do not
-   change. A thread that is saved to all the time does not keep it from finishing, because it compares no `activity`.
+3. One transaction, **the flip**: what is still as it was read is removed, stub and list say where it is; then the
+   thread is locked, the plan learns what came since, what was removed must still be free to go, and the cold sums
+   count it. Seals do not change. A thread that is saved to all the time does not keep it from finishing, because it
+   compares no `activity`.
 4. Pieces that nothing hot names any more are collected as after a removal.
 
 A namespace of which nothing has to stay leaves whole (`storage.threads.thinning.may_leave_whole`): the flip that takes
 the last of its checkpoints, which is its head, takes the head's row, too, and the list keeps it.
+
+Rows go before the thread is locked, because removing a thousand takes longer than all the rest, and whoever saves
+waits for that lock. Elsewhere the thread is locked first; so who holds its lock may wait for those rows, while the flip
+waits for the lock. Then the flip gives way (`WAIT_BRIEFLY`), and is made again in the order of everybody else.
 
 Whoever dies in between leaves a whole thread, and an object that the sweeper removes. Which checkpoints are old is not
 decided here, nor whether somebody may do this; `storage.archive.bringing_back` is the way back.
@@ -38,10 +43,14 @@ from storage.blobs.keyspace import BlobLocation
 from storage.control.features import COLD_NAMESPACES, SEGMENTS
 from storage.errors import (
     ArchiveUnavailable,
+    CommitUnknown,
     IntegrityFailure,
     ThreadNotFound,
+    Unavailable,
+    UploadExpired,
+    UploadNotFound,
 )
-from storage.format.chain import namespace_mac
+from storage.format.chain import LiveSet, namespace_mac
 from storage.format.cold.archive import (
     CHECKPOINTS,
     CHUNKS,
@@ -53,7 +62,7 @@ from storage.format.cold.archive import (
     Stub,
     ThreadRows,
 )
-from storage.format.cold.segment import Directory, ListedCheckpoint, ListedHead, SegmentList
+from storage.format.cold.segment import ColdSums, Directory, ListedCheckpoint, ListedHead, SegmentList
 from storage.format.pieces import unpack_ids
 from storage.format.pointer import BlobPointer
 from storage.ledger.ledger import NewBlob, Settlement, new_blob_id
@@ -83,7 +92,7 @@ from storage.threads.thinning import CheckpointRef, Entries, Leaving, StaleError
 from storage.tiers.objects import ArchiveObjects
 from storage.tiers.segments import Lists, Segments, open_directory, open_segments
 
-# One segment: a page of history asks for few, and a flip holds the thread's lock for as many rows.
+# One segment: a page of history asks for few, and a flip removes as many rows in one transaction.
 SEGMENT_CHECKPOINTS_MAX: Final = 1000
 SEGMENT_ROWS_MAX: Final = 2000
 SEGMENT_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -170,6 +179,29 @@ class _Draft(msgspec.Struct, frozen=True):
 
     rows: ThreadRows
     refs: list[CheckpointRef]
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """A segment whose object is there, and all that the flip stores of it, made before it begins.
+
+    Attributes:
+        refs: Its checkpoints.
+        stub: Its stub.
+        listed: Its list, without heads.
+        record: What opens its object.
+        sealed: The list, as it is stored.
+        sums: The thread's cold sums with it.
+        writes: What the thread's seal said of pending writes before its rows were taken.
+    """
+
+    refs: list[CheckpointRef]
+    stub: Stub
+    listed: SegmentList
+    record: ArchiveRecord
+    sealed: bytes
+    sums: ColdSums
+    writes: LiveSet
 
 
 class _Lines(msgspec.Struct, frozen=True):
@@ -434,6 +466,7 @@ class _Moving:
         now = self.sealing.clock.now()
         async with self.sealing.offload.ledger.reserving(scope, plan.sealer.without_share, new, now):
             stub, listed, record = await self._written(request, plan, draft, (number, volume), new, now)
+            await self._reserve_exactly(scope, new, stub.size_bytes)
             listed = msgspec.structs.replace(listed, rebuilt_from=known.rebuilt_from(draft.refs))
             await self._flip(request, plan, choice, draft.refs, (stub, listed, record))
         moved = request.moved
@@ -443,6 +476,17 @@ class _Moving:
         moved.hot_bytes += stub.hot_bytes
         moved.size_bytes += stub.size_bytes
         return len(draft.refs), volume.with_segment(stub, listed)
+
+    async def _reserve_exactly(self, scope: Scope, new: NewBlob, size_bytes: int) -> None:
+        """Reserve what an object takes, so that settling it does not touch the tenant's sum, for which others wait.
+
+        Raises:
+            UploadExpired: The sweeper was at it.
+        """
+        try:
+            await self.sealing.offload.ledger.renew(scope, new.blob_id, size_bytes - new.reserved_bytes)
+        except UploadNotFound:
+            raise UploadExpired from None
 
     # --- reading and writing ---------------------------------------------------------------------------------------
 
@@ -561,48 +605,87 @@ class _Moving:
         self, request: _Request, plan: Plan, choice: Leaving, refs: list[CheckpointRef],
         written: tuple[Stub, SegmentList, ArchiveRecord],
     ) -> None:  # fmt: skip
-        thread_id, sealer, (stub, listed, record) = request.thread_id, plan.sealer, written
-        async with self.plans.locked(request, plan) as locked:
-            transaction = locked.transaction
-            if not self.plans.spared(locked, choice).isdisjoint(refs):
+        await self.sealing.control.ready()
+        writes = await self.plans.catch_up(request, plan)
+        stub, listed, record = written
+        sealed, sums = await asyncio.to_thread(_counted, plan, stub, listed)
+        segment = _Segment(refs, stub, listed, record, sealed, sums, writes)
+        try:
+            await self._flip_once(request, plan, choice, segment, locks_first=False)
+        except CommitUnknown:
+            raise
+        except Unavailable:
+            await self._flip_once(request, plan, choice, segment, locks_first=True)
+
+    async def _flip_once(
+        self, request: _Request, plan: Plan, choice: Leaving, segment: _Segment, *, locks_first: bool
+    ) -> None:
+        async with self.sealing.unit_of_work.begin(request.scope) as transaction:
+            if locks_first:
+                locked = await self.plans.lock(transaction, request, plan)
+                await self._move_rows(transaction, request, plan, segment)
+                locked.taken = segment.refs
+            else:
+                await transaction.run(sql.WAIT_BRIEFLY)
+                await self._move_rows(transaction, request, plan, segment)
+                locked = await self.plans.lock(transaction, request, plan, segment.refs)
+            spared = self.plans.spared(locked, choice)
+            if not spared.isdisjoint(segment.refs):
                 raise StaleError
-            heads = _leaving(locked, choice, refs, stub)
-            held = await transaction.fetch_all(sql.HOLD_KEY_VERSIONS, key_versions=stub.key_versions)
-            if len(held) != len(stub.key_versions):
-                raise StaleError  # re-sealed while it was read
-            await self._remove(locked, refs)
-            listed, directory = await self._remove_heads(locked, heads, stub, listed)
-            pointer = BlobPointer(record.blob_key, record.content_bytes)
-            settlement = Settlement(stub.blob_id, stub.size_bytes, pointer)
-            ledger = self.sealing.offload.ledger
-            await ledger.settle(transaction, sealer.without_share, [settlement], thread_id)
-            await transaction.run(sql.ADD_STUB, **msgspec.structs.asdict(stub))
-            sealed = listed.seal(sealer, stub)
-            await transaction.run(sql.ADD_LISTED, thread_id=thread_id, segment=stub.segment, listed=sealed)
-            sums = plan.sums.with_segment(sealer.without_share, stub, listed)
-            cold, sums = await set_cold(transaction, sealer, thread_id, locked.created_at, sums, directory)
+            if locked.thread.writes != segment.writes and await locked.writes_at(segment.refs):
+                raise StaleError  # what was written to after its rows were taken
+            heads = _leaving(locked, choice, segment.refs, segment.stub)
+            cold, sums = await self._take_heads(locked, heads, segment)
             await self.audit.append(
                 transaction, request.scope.tenant_id, request.actor, "segment.archive",
-                audit_target(request.scope, thread_id), told(stub),
+                audit_target(request.scope, request.thread_id), told(segment.stub),
             )  # fmt: skip
-            locked.taken, locked.ended = refs, [each.namespace for each in heads]
+            locked.ended = [each.namespace for each in heads]
         locked.keep_plan_true()
-        plan.fresh.clear()
+        if not spared:  # otherwise what came keeps something of a later segment
+            plan.fresh.clear()
         plan.cold, plan.sums = cold, sums
 
-    async def _remove(self, locked: LockedThread, refs: Sequence[CheckpointRef]) -> None:
-        """Take rows out of the database that are in the segment; no seal changes."""
-        names, ids = columns_of(refs)
-        where = {"thread_id": locked.thread_id, "namespaces": names, "checkpoint_ids": ids}
+    async def _move_rows(self, transaction: Transaction, request: _Request, plan: Plan, segment: _Segment) -> None:
+        """Exchange the rows that are in a segment for what says where it is; neither seals nor sums change.
+
+        Raises:
+            StaleError: Somebody wrote to one, took one, or made a segment meanwhile.
+        """
+        stub, record = segment.stub, segment.record
+        held = await transaction.fetch_all(sql.HOLD_KEY_VERSIONS, key_versions=stub.key_versions)
+        if len(held) != len(stub.key_versions):
+            raise StaleError  # re-sealed while it was read
+        await self._remove(transaction, plan, segment)
+        settlement = Settlement(stub.blob_id, stub.size_bytes, BlobPointer(record.blob_key, record.content_bytes))
+        ledger = self.sealing.offload.ledger
+        await ledger.settle(transaction, plan.sealer.without_share, [settlement], request.thread_id)
+        if not await transaction.run(sql.ADD_SEGMENT, **msgspec.structs.asdict(stub), listed=segment.sealed):
+            raise StaleError
+
+    async def _remove(self, transaction: Transaction, plan: Plan, segment: _Segment) -> None:
+        names, ids = columns_of(segment.refs)
+        where = {"thread_id": segment.stub.thread_id, "namespaces": names, "checkpoint_ids": ids}
         found: dict[CheckpointRef, list[Any]] = {}
-        for write in await locked.transaction.fetch_all(pruning_sql.DELETE_WRITES_OF, **where):
+        for write in await transaction.fetch_all(pruning_sql.DELETE_WRITES_OF, **where):
             found.setdefault((write.namespace, write.checkpoint_id), []).append(write)
         try:
-            self.plans.compare_with_plan(locked.plan, refs, found)
+            self.plans.compare_with_plan(plan, segment.refs, found)
         except WrittenMeanwhile:
             raise StaleError from None
-        if len(await locked.transaction.fetch_all(pruning_sql.DELETE_CHECKPOINTS, **where)) != len(refs):
+        if len(await transaction.fetch_all(pruning_sql.DELETE_CHECKPOINTS, **where)) != len(segment.refs):
             raise StaleError
+
+    async def _take_heads(
+        self, locked: LockedThread, heads: Sequence[HeadRow], segment: _Segment
+    ) -> tuple[bytes | None, ColdSums]:
+        """Take the heads that leave with the segment, and store the cold sums; returns those, sealed and opened."""
+        transaction, plan, stub, sums = locked.transaction, locked.plan, segment.stub, segment.sums
+        listed, directory = await self._remove_heads(locked, heads, stub, segment.listed)
+        if heads:
+            sealed, sums = _counted(plan, stub, listed)
+            await transaction.run(sql.SET_LISTED, thread_id=stub.thread_id, segment=stub.segment, listed=sealed)
+        return await set_cold(transaction, plan.sealer, stub.thread_id, locked.created_at, sums, directory)
 
     async def _remove_heads(
         self, locked: LockedThread, heads: Sequence[HeadRow], stub: Stub, listed: SegmentList
@@ -730,6 +813,11 @@ def _list(plan: Plan, draft: _Draft, contents: ArchiveContents) -> SegmentList:
         for name, each in draft.refs
     ]
     return SegmentList(checkpoints, b"".join(sorted(contents.present)))
+
+
+def _counted(plan: Plan, stub: Stub, listed: SegmentList) -> tuple[bytes, ColdSums]:
+    """The list of a segment as it is stored, and the thread's cold sums with it."""
+    return listed.seal(plan.sealer, stub), plan.sums.with_segment(plan.sealer.without_share, stub, listed)
 
 
 def _bytes_of(rows: ThreadRows, table: str) -> int:

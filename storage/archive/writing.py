@@ -11,6 +11,7 @@ from crypto import BlobCipher
 from crypto.blob import PART_BYTES
 from storage.blobs.keyspace import BlobLocation
 from storage.blobs.store import FROZEN_CLASSES, READABLE_CLASS
+from storage.concurrency.turns import Pauses
 from storage.format.cold.archive import TABLES, ArchiveEncoder, ThreadRows
 from storage.ledger.ledger import BlobLedger
 from storage.ledger.streams import BlobWriter, Written
@@ -69,11 +70,13 @@ async def freeze(writer: BlobWriter, location: BlobLocation, storage_class: str)
 
 
 async def encoded(rows: ThreadRows, encoder: ArchiveEncoder) -> AsyncGenerator[bytes, None]:
-    """The bytes of an object with these rows."""
+    """The bytes of an object with these rows; other requests of this process have their turn in between."""
+    pauses = Pauses()
     yield encoder.header({table: len(rows.of(table)) for table in TABLES})
     for table in TABLES:
         for at in range(0, len(rows.of(table)), FRAME_ROWS):
             yield encoder.rows(table, rows.of(table)[at : at + FRAME_ROWS])
+            await pauses.now()
     yield encoder.end()
 
 

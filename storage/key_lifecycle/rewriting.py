@@ -192,7 +192,7 @@ class Rewriting:
         sums = cold_sums(sealer, stub.thread_id, locked)
         cold = sums.with_object(sealer.without_share, stub, again).seal(sealer, stub.thread_id, locked.created_at)
         key = {"thread_id": stub.thread_id, "segment": stub.segment}
-        await transaction.run(sql.ADD_LISTED, **key, listed=resealed.seal(sealer, again))
+        await transaction.run(sql.SET_LISTED, **key, listed=resealed.seal(sealer, again))
         await transaction.run(sql.SET_COLD, thread_id=stub.thread_id, cold=cold)
         return msgspec.structs.replace(locked, cold=cold)
 

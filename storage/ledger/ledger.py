@@ -8,8 +8,9 @@
 4. References go with what held them (`keep`, `drop`); `storage.collection.sweep` condemns what nothing refers to, and
    much later removes it. A condemned blob never comes back: its content is uploaded again under a new id.
 
-The order of locks is: thread, intents, blobs by content id or blob id, references, usage. Verbs that take a
-`Transaction` belong in the caller's; the others commit by themselves. Nothing here talks to the object store.
+The order of locks is: thread, intents, blobs by content id or blob id, references, usage. A segment, whose rows are new
+and which reserved exactly what it takes, is settled before its thread is locked. Verbs that take a `Transaction` belong
+in the caller's; the others commit by themselves. Nothing here talks to the object store.
 """
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence

@@ -32,6 +32,7 @@ from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write
 from storage.format.cold.segment import ColdSums
 from storage.format.pieces import unpack_ids
 from storage.format.record import (
+    CheckpointRow,
     MemberRow,
     OpenedCheckpoint,
     check_share,
@@ -44,7 +45,7 @@ from storage.scope import Scope
 from storage.statements.threads import pruning as sql
 from storage.statements.threads import threads as threads_sql
 from storage.statements.threads.pruning import GarbageRow
-from storage.statements.threads.threads import HeadRow
+from storage.statements.threads.threads import HeadRow, ThreadRow
 from storage.threads.holds import refuse_held
 from storage.threads.thinning import ByRule, CheckpointRef, Choice, Entry, StaleError, closed
 from storage.tiers.rows import write_key
@@ -168,7 +169,13 @@ class LockedThread:
     """A transaction that holds a thread's lock, and what it does to the thread."""
 
     def __init__(
-        self, transaction: Transaction, target: Target, plan: Plan, created_at: datetime, thread: ThreadSeal
+        self,
+        transaction: Transaction,
+        target: Target,
+        plan: Plan,
+        created_at: datetime,
+        thread: ThreadSeal,
+        taken: Sequence[CheckpointRef] = (),
     ) -> None:
         self.transaction = transaction
         self.target = target
@@ -176,7 +183,7 @@ class LockedThread:
         self.thread_id = target.thread_id
         self.thread = thread
         self.heads: dict[str, HeadRow] = {}
-        self.taken: list[CheckpointRef] = []
+        self.taken = list(taken)
         self.writes_taken = 0
         self.moved: dict[str, tuple[str, HeadSeal]] = {}
         self.ended: list[str] = []
@@ -205,6 +212,10 @@ class LockedThread:
         """Say that the thread changed, and store its seal. ``moment``: it was used, too."""
         sealed = seal_thread(self.plan.sealer, self.thread_id, self.created_at, self.thread)
         await self.transaction.run(sql.TOUCH, thread_id=self.thread_id, used_at=moment, seal=sealed)
+
+    async def count(self) -> None:
+        """Say that the thread changed, where its seal did not: saves that know it still go on."""
+        await self.transaction.run(sql.COUNT, thread_id=self.thread_id)
 
     def keep_plan_true(self) -> None:
         """Tell the plan what was done, once that is committed."""
@@ -273,27 +284,60 @@ class Plans:
         """A transaction that holds the thread's lock, in which the plan is true again."""
         await self._sealing.control.ready()
         async with self._sealing.unit_of_work.begin(target.scope) as transaction:
-            row = await transaction.fetch_one(threads_sql.LOCK, thread_id=target.thread_id)
-            if row is None:
-                raise Gone
-            if row.tier != "hot":
-                raise target.archived()
-            if row.cold != plan.cold:
-                raise StaleError
-            if target.removes:
-                await refuse_held(transaction, self._sealing.control, target.scope, target.thread_id)
-            if target.guard is not None:
-                await target.guard(transaction)
-            await self._sealing.check_keys_in(transaction, target.scope, plan.sealer)
-            thread = open_thread_seal(plan.sealer, target.thread_id, row.created_at, row.seal)
-            self._check_life(plan, thread)
-            locked = LockedThread(transaction, target, plan, row.created_at, thread)
-            await self._catch_up(locked)
-            yield locked
+            yield await self.lock(transaction, target, plan)
 
-    def _check_life(self, plan: Plan, thread: ThreadSeal) -> None:
+    async def lock(
+        self, transaction: Transaction, target: Target, plan: Plan, taken: Sequence[CheckpointRef] = ()
+    ) -> LockedThread:
+        """As `locked`, in a transaction that has begun, and in which the checkpoints ``taken`` were removed already.
+
+        `storage.control.rows.ControlRows.ready` is for the caller, before it begins.
+        """
+        row = self._same(target, plan, await transaction.fetch_one(threads_sql.LOCK, thread_id=target.thread_id))
+        if target.removes:
+            await refuse_held(transaction, self._sealing.control, target.scope, target.thread_id)
+        if target.guard is not None:
+            await target.guard(transaction)
+        return await self._caught_up(transaction, target, plan, row, taken)
+
+    async def catch_up(self, target: Target, plan: Plan) -> LiveSet:
+        """Learn without the lock what came since the plan, so that there is little to learn under it.
+
+        Returns:
+            What the thread's seal says of pending writes at this moment.
+
+        Raises:
+            Gone, ThreadArchived, StaleError: As `locked`.
+        """
+        async with self._sealing.unit_of_work.snapshot(target.scope) as transaction:
+            row = self._same(target, plan, await transaction.fetch_one(threads_sql.READ, thread_id=target.thread_id))
+            return (await self._caught_up(transaction, target, plan, row)).thread.writes
+
+    def _same(self, target: Target, plan: Plan, row: ThreadRow | None) -> ThreadRow:
+        """The thread's row, if it still is where it was planned."""
+        if row is None:
+            raise Gone
+        if row.tier != "hot":
+            raise target.archived()
+        if row.cold != plan.cold:
+            raise StaleError
+        return row
+
+    async def _caught_up(
+        self,
+        transaction: Transaction,
+        target: Target,
+        plan: Plan,
+        row: ThreadRow,
+        taken: Sequence[CheckpointRef] = (),
+    ) -> LockedThread:
+        await self._sealing.check_keys_in(transaction, target.scope, plan.sealer)
+        thread = open_thread_seal(plan.sealer, target.thread_id, row.created_at, row.seal)
         if thread.incarnation != plan.incarnation:
             raise Gone
+        locked = LockedThread(transaction, target, plan, row.created_at, thread, taken)
+        await self._catch_up(locked)
+        return locked
 
     async def _catch_up(self, locked: LockedThread) -> None:
         """Learn which checkpoints came or went since the plan was true."""
@@ -328,16 +372,17 @@ class Plans:
         where = {"thread_id": locked.thread_id, "namespace": namespace}
         if 0 < more <= _NEWEST_ROWS_MAX:
             rows = await locked.transaction.fetch_all(sql.NEWEST, **where, limit=more)
-            found = [open_checkpoint(sealer, row) for row in rows if row.checkpoint_id not in known.entries]
+            found = await _opened(sealer, [row for row in rows if row.checkpoint_id not in known.entries])
             if known.live.join(_live(found)) == live:
                 return found
         # Saved out of order, or others removed something, too: compare ids, all of them.
         present = {*await locked.transaction.fetch_all(sql.CHECKPOINT_IDS, **where)}
+        present.update(each for name, each in locked.taken if name == namespace)
         entries = {each: entry for each, entry in known.entries.items() if each in present}
         found = []
         for some in _parts(sorted(present - entries.keys()), _READ_ROWS):
             rows = await locked.transaction.fetch_all(sql.CHECKPOINTS, **where, checkpoint_ids=some)
-            found += [open_checkpoint(sealer, row) for row in rows]
+            found += await _opened(sealer, rows)
         total = _live(found).join(locked.plan.sums.of(namespace))
         for entry in entries.values():
             total = total.add(entry.member)
@@ -400,7 +445,7 @@ class Plans:
         for chunks in batches:
             async with self.locked(target, plan) as locked:
                 if await self.collect_in(locked, chunks):
-                    await locked.touch(None)
+                    await locked.count()
             locked.keep_plan_true()
             await asyncio.sleep(0)
 
@@ -495,6 +540,16 @@ def _live(opened: Collection[OpenedCheckpoint]) -> LiveSet:
     for each in opened:
         total = total.add(each.member)
     return total
+
+
+async def _opened(sealer: Sealer, rows: Sequence[CheckpointRow]) -> list[OpenedCheckpoint]:
+    """These checkpoints, opened; other requests of this process have their turn in between."""
+    found: list[OpenedCheckpoint] = []
+    pauses = Pauses()
+    for row in rows:
+        found.append(open_checkpoint(sealer, row))
+        await pauses.after(found[-1].opened_bytes)
+    return found
 
 
 async def _walk(

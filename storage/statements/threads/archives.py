@@ -184,6 +184,12 @@ ADD_STUB = Statement(f"""
 INSERT INTO stateroom.archives (tenant_id, subject_id, {_STUB})
 VALUES (:tenant_id, :subject_id, {", ".join(f":{name}" for name in Stub.__struct_fields__)})
 """)
+# With its list. Not without the thread's lock: another segment of this number may be about to be there.
+ADD_SEGMENT = Statement(f"""
+INSERT INTO stateroom.archives (tenant_id, subject_id, {_STUB}, listed)
+VALUES (:tenant_id, :subject_id, {", ".join(f":{name}" for name in Stub.__struct_fields__)}, :listed)
+ON CONFLICT DO NOTHING
+""")
 
 
 class RemovedStubRow(msgspec.Struct, frozen=True):
@@ -294,10 +300,13 @@ SET_STORED_AT = Statement(
     f"UPDATE stateroom.archives SET stored_at = :stored_at WHERE {_THREAD} AND segment = :segment"
 )
 LISTED = Statement(f"SELECT listed FROM stateroom.archives WHERE {_THREAD} AND segment = :segment", bytes)
-ADD_LISTED = Statement(f"UPDATE stateroom.archives SET listed = :listed WHERE {_THREAD} AND segment = :segment")
+SET_LISTED = Statement(f"UPDATE stateroom.archives SET listed = :listed WHERE {_THREAD} AND segment = :segment")
 SET_COLD = Statement(f"UPDATE stateroom.threads SET cold = :cold WHERE {_THREAD}")
 COLD_NAMESPACES = Statement(f"SELECT cold_namespaces FROM stateroom.threads WHERE {_THREAD}", bytes)
 SET_COLD_NAMESPACES = Statement(f"UPDATE stateroom.threads SET cold_namespaces = :cold_namespaces WHERE {_THREAD}")
+# Of whoever locks rows before their thread: those who hold its lock and wait for the rows go first, before the server
+# takes both for a deadlock, and ends one of them.
+WAIT_BRIEFLY = Statement("SET LOCAL lock_timeout = '250ms'")
 # The heads of namespaces that leave with their checkpoints, if they are still what was read.
 TAKE_HEADS = Statement(
     """

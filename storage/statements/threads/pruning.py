@@ -251,4 +251,7 @@ UPDATE stateroom.threads SET activity = activity + 1, updated_at = coalesce(:use
   seal = :seal WHERE {_THREAD}
 """)
 
+# What no seal counts is gone: whoever moves the thread as a whole has to read it again.
+COUNT = Statement(f"UPDATE stateroom.threads SET activity = activity + 1 WHERE {_THREAD}")
+
 COLLECT = Statement(f"DELETE FROM stateroom.chunks WHERE {_THREAD} AND piece_id = ANY(:piece_ids::bytea[])")

@@ -5,7 +5,7 @@ from random import Random  # noqa: TID251  seeded
 
 import pytest
 
-from storage.archive.segmenting import Segmenting
+from storage.archive.segmenting import SegmentBounds, Segmenting
 from storage.blobs.memory import MemoryBlobStore
 from storage.control.features import SEGMENTS
 from storage.errors import (
@@ -17,6 +17,7 @@ from storage.errors import (
     ThreadNotFound,
 )
 from storage.model import HistoryQuery, Parent
+from storage.statements.threads import archives as archives_sql
 from storage.statements.threads import threads as threads_sql
 from storage.threads.thinning import ThinningRule
 from tests.support.archive_rows import fill, fsck, moved, opened, rows, seen
@@ -131,18 +132,88 @@ async def chat_on(store, scope, turns):
         await save(store, scope, content=state(messages=messages, note=number))
 
 
+def held_at(store, gate, bounds=None):
+    """What moves old checkpoints, and stops at a gate."""
+    access = Steered(store, before=gate).pruning._access
+    return Segmenting(access, store.archives.objects, store.archive_writer, store.audit, bounds=bounds)
+
+
+async def waiting(admin):
+    """Return once somebody waits for a lock of a row."""
+    for _ in range(500):
+        if await admin.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("nobody waits for a lock")
+
+
 async def test_a_thread_that_is_deleted_while_its_checkpoints_move_is_not_found(store, scope, admin):
     await chat(store, scope, 4)
-    gate = Gate(threads_sql.LOCK)
-    access = Steered(store, before=gate).pruning._access
-    moving = Segmenting(access, store.archives.objects, store.archive_writer, store.audit)
-    task = asyncio.create_task(moving.move(scope, "t1", OLD, actor="test"))
+    gate = Gate(archives_sql.WAIT_BRIEFLY)
+    task = asyncio.create_task(held_at(store, gate).move(scope, "t1", OLD, actor="test"))
     await gate.arrival()
     await store.threads.delete(scope, "t1")
     gate.opened.set()
     with pytest.raises(ThreadNotFound):
         await task
     assert await rows(admin, scope, "t1", "archives") == []
+
+
+async def test_who_holds_the_lock_and_waits_for_rows_that_move_goes_first(store, scope, admin):
+    await chat(store, scope, 4)
+    gate = Gate(threads_sql.LOCK)
+    task = asyncio.create_task(held_at(store, gate).move(scope, "t1", OLD, actor="test"))
+    await gate.arrival()
+    deleting = asyncio.create_task(store.threads.delete(scope, "t1"))
+    await waiting(admin)
+    gate.opened.set()
+    await deleting
+    with pytest.raises(ThreadNotFound):
+        await task
+    assert await rows(admin, scope, "t1", "archives") == []
+
+
+async def test_rows_move_under_the_lock_where_somebody_holds_it_for_long(store, scope, admin):
+    ids = await chat(store, scope, 6)
+    gate = Gate(threads_sql.LOCK)
+    task = asyncio.create_task(held_at(store, gate).move(scope, "t1", OLD, actor="test"))
+    await gate.arrival()
+    async with store.unit_of_work.begin(scope) as transaction:
+        await transaction.fetch_one(threads_sql.LOCK, thread_id="t1")
+        gate.opened.set()
+        await asyncio.sleep(0.5)
+    assert (await task).checkpoints == 4
+    assert {row["checkpoint_id"] for row in await rows(admin, scope, "t1", "checkpoints")} == {*ids[-2:]}
+    await clean(store, scope)
+
+
+async def test_a_write_to_a_checkpoint_whose_rows_were_taken_is_not_lost(store, scope, admin):
+    ids = await chat(store, scope, 6)
+    gate = Gate(threads_sql.LOCK)
+    task = asyncio.create_task(held_at(store, gate).move(scope, "t1", OLD, actor="test"))
+    await gate.arrival()
+    putting = asyncio.create_task(put(store, scope, ids[1], write(7, "messages", "late")))
+    await asyncio.wait([putting], timeout=0.2)
+    gate.opened.set()
+    assert (await putting).stored == 1
+    assert (await task).checkpoints == 4
+    again = await put(store, scope, ids[1], write(7, "messages", "late"))
+    assert (again.stored, again.unchanged) == (0, 1)
+    await clean(store, scope)
+
+
+async def test_what_came_keeps_its_line_from_every_later_segment(store, scope, admin):
+    ids = await chat(store, scope, 8)
+    gate = Gate(threads_sql.LOCK)
+    moving = held_at(store, gate, SegmentBounds(checkpoints_max=2))
+    task = asyncio.create_task(moving.move(scope, "t1", OLD, actor="test"))
+    await gate.arrival()
+    fork = await save(store, scope, parent=Parent(ids[3]), fork=True, content=state(note="fork"), source="fork")
+    gate.opened.set()
+    await task
+    left = {row["checkpoint_id"] for row in await rows(admin, scope, "t1", "checkpoints")}
+    assert {ids[3], fork.checkpoint_id} <= left
+    await clean(store, scope)
 
 
 # --- writes to what is cold ------------------------------------------------------------------------------------------
