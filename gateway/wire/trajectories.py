@@ -9,20 +9,25 @@ from gateway.wire.base import CheckpointIdText, Namespace, Response, Status, Ver
 from gateway.wire.checkpoints import Model, Usage, WriteOut
 
 FORMAT: Final = "stateroom-trajectory/1"
+WHOLE_FORMAT: Final = "stateroom-trajectory/2"
+"""That of a whole thread, where a step need not follow the one on the line before: it may be of another namespace."""
 View = Literal["state", "channels"]
+Namespaces = Literal["one", "all"]
 
 
 class TrajectoryQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """Which trajectory, and after which of its steps it goes on."""
 
     namespace: Namespace = ""
+    namespaces: Namespaces = "one"
     checkpoint_id: CheckpointIdText | None = None
     after: CheckpointIdText | None = None
+    after_namespace: Namespace | None = None
     view: View = "state"
 
 
 class TrajectoryBegin(Response, tag_field="type", tag="begin"):
-    """The first line."""
+    """The first line. ``namespaces``: how many follow, of a whole thread."""
 
     format: str
     view: View
@@ -30,6 +35,7 @@ class TrajectoryBegin(Response, tag_field="type", tag="begin"):
     namespace: str
     checkpoint_id: str
     steps: int
+    namespaces: int | UnsetType = UNSET
 
 
 class TrajectoryChange(Response):
@@ -52,6 +58,7 @@ class TrajectoryStep(Response, tag_field="type", tag="step"):
     Of its pending writes the ``state`` view has those that the next step does not show, and ``channels`` has all.
     """
 
+    namespace: str
     checkpoint_id: str
     parent_id: str | None
     step: int

@@ -2,12 +2,13 @@
 
 This module owns how such a file is read and written, how the channels of each step are put together from what steps
 changed, and how they are saved again. A fixture is a trajectory in the channels view, and nothing else: the line of
-checkpoints of one namespace, without branches that were left and without the content of artifacts. It sends nothing
-itself.
+checkpoints of one namespace, or of each namespace of a thread, without branches that were left and without the content
+of artifacts. It sends nothing itself.
 """
 
 import base64
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, TypeVar
 
@@ -20,8 +21,18 @@ from stateroom._protocol.wire import ChannelIn, ChannelOut, SaveRequest, Version
 from stateroom._remembered.growth import joined_lists
 from stateroom._remembered.pieces import PieceCache, large_leaves, sending
 from stateroom._threads.plain import RESERVED_PREFIX
-from stateroom._threads.trajectories import FORMAT, Begin, End, Lines, RecordedStep, readable, readable_msgpack
-from stateroom.errors import ChannelUnchangedUnknown, FixtureUnreadable, ThreadExists
+from stateroom._threads.trajectories import (
+    FORMAT,
+    WHOLE_FORMAT,
+    Begin,
+    End,
+    Lines,
+    RecordedStep,
+    Wanted,
+    readable,
+    readable_msgpack,
+)
+from stateroom.errors import ChannelUnchangedUnknown, FixtureUnreadable, InvalidRequest, ThreadExists
 from stateroom.types import SaveReceipt
 
 R_co = TypeVar("R_co", covariant=True)
@@ -92,9 +103,9 @@ class LoadsFixtures(Protocol[R_co]):
 _LINE = msgspec.json.Decoder(Begin | FixtureStep | End)
 
 
-def fixture_lines(checkpoint_id: str | None) -> Lines[FixtureStep]:
-    """The lines of a fixture as they arrive; arguments as for ``Lines``."""
-    return Lines(_LINE, lambda step: step, checkpoint_id, None)
+def fixture_lines(wanted: Wanted) -> Lines[FixtureStep]:
+    """The lines of a fixture as they arrive."""
+    return Lines(_LINE, lambda step: step, wanted, "channels")
 
 
 class Fixture:
@@ -102,16 +113,24 @@ class Fixture:
 
     Attributes:
         thread_id: The thread it was made of.
-        namespace: The sub-agent's namespace it was made of; empty for the root.
-        steps: The steps, oldest first; at least one.
+        namespace: The sub-agent's namespace it was made of; empty for the root. Of a whole thread, that of the
+            checkpoint it leads to.
+        is_whole: Whether it was made of the whole thread, with all of its namespaces.
+        steps: The steps, of each namespace oldest first; at least one.
     """
 
     def __init__(self, begin: Begin, steps: list[FixtureStep]) -> None:
-        self.thread_id, self.namespace = begin.thread_id, begin.namespace
+        self.thread_id, self.namespace, self.is_whole = begin.thread_id, begin.namespace, begin.is_whole
         self.steps = steps
 
     def __repr__(self) -> str:
-        return f"Fixture(thread_id={self.thread_id!r}, namespace={self.namespace!r}, steps={len(self.steps)})"
+        place = f"namespaces={len(self.namespaces)}" if self.is_whole else f"namespace={self.namespace!r}"
+        return f"Fixture(thread_id={self.thread_id!r}, {place}, steps={len(self.steps)})"
+
+    @property
+    def namespaces(self) -> list[str]:
+        """The namespaces of its steps, in their order."""
+        return list(dict.fromkeys(each.namespace for each in self.steps))
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -144,14 +163,20 @@ class Fixture:
                 raise FixtureUnreadable("it ends before its last line: it was cut off")
             case _:
                 raise FixtureUnreadable("its first line is not that of a fixture")
-        if begin.format != FORMAT:
+        if begin.format not in {FORMAT, WHOLE_FORMAT}:
             raise FixtureUnreadable("it has a format that this version of the SDK does not know")
         if begin.view != "channels":
             raise FixtureUnreadable("it is a trajectory without what is stored: make it with thread.fixture()")
         kept = [each for each in steps if isinstance(each, FixtureStep)]
         if not kept or not len(kept) == len(steps) == begin.steps == end.steps:
             raise FixtureUnreadable("it has not the lines that it says")
+        if not begin.is_whole:
+            for each in kept:
+                each.namespace = begin.namespace  # older files do not say it
         made = cls(begin, kept)
+        runs = sum(one.namespace != other.namespace for one, other in pairwise(kept)) + 1
+        if begin.is_whole and not begin.namespaces == len(made.namespaces) == runs:
+            raise FixtureUnreadable("it has not the namespaces that it says")
         for _ in made.checkpoints():  # whether the changes fit each other
             pass
         return made
@@ -172,10 +197,11 @@ class Fixture:
         """The lines of the file."""
         last, count = self.steps[-1], len(self.steps)
         begin = Begin(
-            format=FORMAT,
+            format=WHOLE_FORMAT if self.is_whole else FORMAT,
             view="channels",
             thread_id=self.thread_id,
-            namespace=self.namespace,
+            namespace=last.namespace,
+            namespaces=len(self.namespaces) if self.is_whole else UNSET,
             checkpoint_id=last.checkpoint_id,
             steps=count,
         )
@@ -194,8 +220,10 @@ class Fixture:
             FixtureUnreadable: What a step changed does not fit the one before.
         """
         channels: dict[str, ChannelOut] = {}
-        parent_id = None
+        parent_id = namespace = None
         for step in self.steps:
+            if step.namespace != namespace:
+                channels, parent_id, namespace = {}, None, step.namespace
             if step.parent_id != parent_id:
                 raise FixtureUnreadable(f"step {step.checkpoint_id} does not follow the one before it")
             parent_id = step.checkpoint_id
@@ -209,7 +237,7 @@ class Fixture:
 
         Args:
             thread: The thread, which may belong to any gateway, tenant and subject; of an ``AsyncClient``, await what
-                is returned.
+                is returned. A whole thread comes with its own namespaces: load it into a thread's root.
 
         Returns:
             How many steps were new there.
@@ -217,6 +245,7 @@ class Fixture:
         Raises:
             ThreadExists: The thread has other checkpoints.
             CheckpointExists: It has one of these, but with another content.
+            InvalidRequest: It is a fixture of a whole thread, and ``thread`` one of a sub-agent's namespace.
         """
         return thread.load_fixture(self)
 
@@ -293,18 +322,25 @@ def loading(fixture: Fixture, thread_id: str, namespace: str, pieces: PieceCache
 
     Raises:
         ThreadExists: The thread has other checkpoints.
+        InvalidRequest: A whole thread has no one namespace that it could be loaded into.
     """
-    there = yield from _ids(thread_id, namespace)
-    if there and fixture.steps[0].checkpoint_id not in there:
-        raise ThreadExists("the thread has other checkpoints than the fixture: load it into one that has none")
+    if fixture.is_whole and namespace:
+        raise InvalidRequest("a fixture of a whole thread is loaded into a thread's root, with its own namespaces")
+    there = yield from _ids(thread_id, None if fixture.is_whole else namespace)
+    places = [each.namespace if fixture.is_whole else namespace for each in fixture.steps]
+    firsts: dict[str, str] = {}
+    for place, step in zip(places, fixture.steps, strict=True):
+        firsts.setdefault(place, step.checkpoint_id)
+    _check_same(firsts, there)
+    begun = {each for each, _ in there}
     created = 0
     before: dict[str, ChannelOut] = {}
-    for step, channels in fixture.checkpoints():
-        if step.checkpoint_id not in there:
-            for task in _tasks(step, namespace):
+    for place, (step, channels) in zip(places, fixture.checkpoints(), strict=True):
+        if (place, step.checkpoint_id) not in there:
+            for task in _tasks(step, place):
                 yield from _write(thread_id, step.checkpoint_id, task, pieces, pinned)
-        request = _request(step, namespace)
-        is_first = step.parent_id is None and not there
+        request = _request(step, place)
+        is_first = step.parent_id is None and place not in begun
         try:
             request.channels = _changed(step, channels, before)
             receipt = yield from _save(thread_id, request, pieces, pinned, is_first=is_first)
@@ -316,12 +352,25 @@ def loading(fixture: Fixture, thread_id: str, namespace: str, pieces: PieceCache
     return created
 
 
-def _ids(thread_id: str, namespace: str) -> Steps[set[str]]:
-    """The checkpoints that a thread has."""
-    selection, found, cursor = calls.Selection(thread_id=thread_id, namespace=namespace), set[str](), None
+def _check_same(firsts: Mapping[str, str], there: set[tuple[str, str]]) -> None:
+    """Whether what a thread has was begun by loading the fixture, whose namespaces begin with these steps.
+
+    Raises:
+        ThreadExists: It was not.
+    """
+    begun = {namespace for namespace, _ in there}
+    missing = [place for place in firsts.items() if place not in there]
+    # The first of all was loaded before any other one.
+    if there and missing and (missing[0] == next(iter(firsts.items())) or any(each in begun for each, _ in missing)):
+        raise ThreadExists("the thread has other checkpoints than the fixture: load it into one that has none")
+
+
+def _ids(thread_id: str, namespace: str | None) -> Steps[set[tuple[str, str]]]:
+    """The checkpoints that a thread has, with their namespaces; ``namespace`` ``None``: of all."""
+    selection, found, cursor = calls.Selection(thread_id=thread_id, namespace=namespace), set[tuple[str, str]](), None
     while True:
         page = yield from calls.list_infos(selection, calls.PAGE_MAX, cursor)
-        found.update(each.checkpoint_id for each in page.items)
+        found.update((each.namespace, each.checkpoint_id) for each in page.items)
         cursor = page.next_cursor
         if cursor is None:
             return found
