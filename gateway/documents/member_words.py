@@ -403,6 +403,8 @@ MEMBERS: dict[str, str] = {
     "TrajectoryChange.data": "The stored bytes, base64 (view=channels): the value, or a list of what is appended.",
     "TrajectoryChange.kind": "Whether the step set the channel, appended to a list that is otherwise the same, gave it "
     "another version and no other value (view=channels), or removed it.",
+    "TrajectoryChange.leaves": "What is known of the large leaves in it; of append, of those among the new elements, "
+    "with paths and offsets in the list of these.",
     "TrajectoryChange.value": "The channel's value, or the elements that are appended; absent: it is removed.",
     "TrajectoryEnd.checkpoint_id": "The checkpoint that the trajectory leads to.",
     "TrajectoryEnd.status": "The status of the last step; null: no step came.",

@@ -19,6 +19,7 @@ from gateway.http.content import stream
 from gateway.http.exchange import Answer, path_id
 from gateway.problems import InvalidRequest
 from gateway.routes.checkpoints.conversion import check_namespace, write_out
+from gateway.routes.checkpoints.leaves import leaves_out
 from gateway.routing.operations import Call, Operation
 from gateway.wire.problems import Fault
 from storage import model
@@ -124,11 +125,12 @@ def _step_out(
     changes: dict[str, wire.trajectories.TrajectoryChange] = {}
     for name, change in step.changes.items():
         if view == "channels":
-            changes[name] = _channel_out(change)
+            changes[name] = yield from _channel_out(change)
         elif not name.startswith(wire.base.PRIVATE_PREFIX) and change.kind != "version":
             changes[name] = shown = wire.trajectories.TrajectoryChange(kind=change.kind)
             if change.channel is not None:
                 shown.value = yield from value_out("json", change.channel.value)
+                shown.leaves = yield from leaves_out(change.channel.value, None)
         yield
     writes = []
     for write in step.writes:
@@ -145,11 +147,12 @@ def _step_out(
     )
 
 
-def _channel_out(change: trajectories.Change) -> wire.trajectories.TrajectoryChange:
+def _channel_out(change: trajectories.Change) -> Work[wire.trajectories.TrajectoryChange]:
     """A change in the ``channels`` view: what is stored, as it is stored."""
     shown = wire.trajectories.TrajectoryChange(kind=change.kind)
     if change.channel is not None:
         shown.version = change.channel.version
         if change.kind != "version":
             shown.encoding, shown.data = change.channel.value.encoding, change.channel.value.data
+            shown.leaves = yield from leaves_out(change.channel.value)
     return shown

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from gateway.wire.base import CheckpointIdText, Namespace, Response, Status, Version
-from gateway.wire.checkpoints import Model, Usage, WriteOut
+from gateway.wire.checkpoints import LeafOut, Model, Usage, WriteOut
 
 FORMAT: Final = "stateroom-trajectory/1"
 WHOLE_FORMAT: Final = "stateroom-trajectory/2"
@@ -42,7 +42,8 @@ class TrajectoryChange(Response):
     """What a step did to a channel: ``set`` it, ``append`` a list of elements to it, or ``remove`` it.
 
     ``value`` in the ``state`` view; ``version``, ``encoding`` and ``data`` in ``channels``, where kind ``version`` says
-    that the value stayed and only the version is another one.
+    that the value stayed and only the version is another one. ``leaves`` says what is known of large leaves in either:
+    of ``append``, of those among the new elements, with paths and offsets in the list of these.
     """
 
     kind: Literal["set", "append", "version", "remove"]
@@ -50,6 +51,7 @@ class TrajectoryChange(Response):
     version: Version | UnsetType | None = UNSET
     encoding: str | UnsetType = UNSET
     data: bytes | UnsetType = UNSET
+    leaves: list[LeafOut] | UnsetType = UNSET
 
 
 class TrajectoryStep(Response, tag_field="type", tag="step"):

@@ -17,6 +17,7 @@ from typing import Final, Literal
 
 from storage.administration.audit import Audit
 from storage.errors import CheckpointNotFound
+from storage.format.leaf_notes import moved
 from storage.format.pieces import list_count, list_header
 from storage.model import Channel, Checkpoint, HistoryQuery, PendingWrite, Value
 from storage.postgres.unit_of_work import UnitOfWork
@@ -219,30 +220,35 @@ def changes_between(before: dict[str, Channel], after: dict[str, Channel]) -> di
             if new is None:
                 changes[name] = Change("set", channel)
             else:
-                changes[name] = Change("append", replace(channel, value=Value("msgpack", new)))
+                changes[name] = Change("append", replace(channel, value=new))
         elif held.version != channel.version:
             changes[name] = Change("version", channel)
     changes |= {name: Change("remove", None) for name in before if name not in after}
     return changes
 
 
-def _appended(before: Value, after: Value) -> bytes | None:
+def _appended(before: Value, after: Value) -> Value | None:
     """The elements that a list got at its end, as a list; None: it is no list, or changed otherwise.
 
-    Whoever puts them behind those from before, under the shortest header, has the list byte by byte.
+    Whoever puts them behind those from before, under the shortest header, has the list byte by byte. What is known of
+    large leaves among them is said as of that list of their own.
     """
     if before.encoding != "msgpack" or after.encoding != "msgpack":
         return None
     start, new_start = _header_bytes(before.data), _header_bytes(after.data)
     if not start or not new_start:
         return None
-    count = list_count(after.data) - list_count(before.data)
+    count_before = list_count(before.data)
+    count = list_count(after.data) - count_before
     kept = before.data[start:]
     if count <= 0 or not after.data.startswith(kept, new_start):
         return None
     if not after.data.startswith(list_header(list_count(after.data))):
         return None
-    return list_header(count) + after.data[new_start + len(kept) :]
+    header, end = list_header(count), new_start + len(kept)
+    added = [each for each in after.leaves if each.at is not None and each.at >= end]
+    leaves = moved(added, -count_before, len(header) - end)
+    return Value("msgpack", header + after.data[end:], leaves=leaves)
 
 
 def _header_bytes(data: bytes) -> int:

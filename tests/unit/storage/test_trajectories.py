@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import CheckpointNotFound, LimitExceeded
-from storage.model import Channel, Checkpoint, HistoryQuery, Page, PendingWrite, Value
+from storage.model import Channel, Checkpoint, HistoryQuery, LargeLeaf, Page, PendingWrite, Value
 from storage.transfer import lines as lines_of_trajectories
 from storage.transfer import trajectories
 from storage.transfer.lines import Line, TrajectoryQuery, find_lines
@@ -145,6 +145,24 @@ def test_a_list_that_grew_is_told_by_its_new_elements(before, new):
     else:
         assert changes["list"].kind == "append"
         assert msgspec.msgpack.decode(changes["list"].channel.value.data) == new
+
+
+@given(st.integers(0, 40), st.integers(1, 40))
+def test_what_is_known_of_large_leaves_is_said_as_of_the_new_elements(old, new):
+    def noted(count: int) -> Channel:
+        """A list of texts, of which each is a large leaf with a note."""
+        data = msgspec.msgpack.encode(["x"] * count)
+        header = len(data) - 2 * count
+        leaves = [
+            LargeLeaf(at=header + 2 * n, path=f"/{n}", preview=str(n).encode(), piece_id=b"p") for n in range(count)
+        ]
+        return Channel(version=None, value=Value("msgpack", data, leaves=tuple(leaves)))
+
+    found = changes_between({"x": noted(old)}, {"x": noted(old + new)})["x"].channel.value
+    expected = noted(new).value
+    assert found.data == expected.data
+    assert [(each.at, each.path) for each in found.leaves] == [(each.at, each.path) for each in expected.leaves]
+    assert [each.preview for each in found.leaves] == [str(old + n).encode() for n in range(new)]
 
 
 @given(st.dictionaries(st.sampled_from("abc"), LISTS), st.dictionaries(st.sampled_from("abc"), LISTS))

@@ -7,7 +7,7 @@ of artifacts. It sends nothing itself.
 """
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, TypeVar
@@ -17,8 +17,17 @@ from msgspec import UNSET
 
 from stateroom._protocol import calls
 from stateroom._protocol.core import Pinned, Steps
-from stateroom._protocol.wire import ChannelIn, ChannelOut, SaveRequest, Version, WriteIn, WritesRequest
-from stateroom._remembered.growth import joined_lists
+from stateroom._protocol.wire import (
+    ChannelIn,
+    ChannelOut,
+    Leaf,
+    LeafOut,
+    SaveRequest,
+    Version,
+    WriteIn,
+    WritesRequest,
+)
+from stateroom._remembered.growth import joined_lists, list_header
 from stateroom._remembered.pieces import PieceCache, large_leaves, sending
 from stateroom._threads.plain import RESERVED_PREFIX
 from stateroom._threads.trajectories import (
@@ -38,6 +47,19 @@ from stateroom.types import SaveReceipt
 R_co = TypeVar("R_co", covariant=True)
 
 
+class FixtureLeaf(LeafOut, kw_only=True, omit_defaults=True):
+    """What was known of a large value in ``data``, whose content is there, too.
+
+    Attributes:
+        piece: The keyed digest that it had; of no use elsewhere.
+        size_bytes: Its size, with its MessagePack header.
+        at: The byte of ``data`` at which it begins.
+        path: Where it stands in ``data``: a JSON pointer.
+        media_type: What it is.
+        preview: A thumbnail or a summary of it.
+    """
+
+
 class ChannelChange(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What a step did to a channel.
 
@@ -47,12 +69,14 @@ class ChannelChange(msgspec.Struct, kw_only=True, omit_defaults=True):
         version: The channel's version, as its adapter counts.
         encoding: How ``data`` is serialised.
         data: The bytes, as they are stored.
+        leaves: What is known of large values in them.
     """
 
     kind: Literal["set", "append", "version", "remove"]
     version: Version | None = None
     encoding: str = "msgpack"
     data: bytes = b""
+    leaves: list[FixtureLeaf] = []
 
 
 class FixtureWrite(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -65,6 +89,7 @@ class FixtureWrite(msgspec.Struct, kw_only=True, omit_defaults=True):
         task_path: Where the task stands in the agent's plan.
         encoding: How ``data`` is serialised.
         data: The bytes.
+        leaves: What is known of large values in them.
         state_schema: Name of the schema that it is at, where that is not its step's.
         state_version: The version that it is at, where that is not its step's.
     """
@@ -75,6 +100,7 @@ class FixtureWrite(msgspec.Struct, kw_only=True, omit_defaults=True):
     task_path: str = ""
     encoding: str = "msgpack"
     data: bytes = b""
+    leaves: list[FixtureLeaf] = []
     state_schema: str | None = None
     state_version: int | None = None
 
@@ -262,7 +288,9 @@ def _apply(channels: dict[str, ChannelOut], name: str, change: ChannelChange, st
     """Change a channel as a step did."""
     held = channels.get(name)
     if change.kind == "set":
-        channels[name] = ChannelOut(version=change.version, encoding=change.encoding, data=change.data)
+        channels[name] = ChannelOut(
+            version=change.version, encoding=change.encoding, data=change.data, leaves=[*change.leaves]
+        )
         return
     if held is not None and change.kind == "remove":
         del channels[name]
@@ -273,7 +301,22 @@ def _apply(channels: dict[str, ChannelOut], name: str, change: ChannelChange, st
     whole = None if held is None else joined_lists(held.data, change.data)
     if held is None or whole is None or {held.encoding, change.encoding} != {"msgpack"}:
         raise FixtureUnreadable(f"step {step.checkpoint_id} changes {name!r}, which was something else before it")
-    channels[name] = ChannelOut(version=change.version, encoding="msgpack", data=whole)
+    begin = len(whole) - len(change.data)  # what is added ends where it ended
+    leaves = [*_moved(held.leaves, len(whole) - len(held.data) - _elements_bytes(change.data))]
+    leaves += _moved(change.leaves, begin)
+    channels[name] = ChannelOut(version=change.version, encoding="msgpack", data=whole, leaves=leaves)
+
+
+def _elements_bytes(data: bytes) -> int:
+    """How long a MessagePack list is without its header."""
+    header = list_header(data)
+    return 0 if header is None else len(data) - header[1]
+
+
+def _moved(leaves: Sequence[LeafOut], offset: int) -> Iterator[LeafOut]:
+    """What is known of large values once so many bytes more stand before them, without their paths."""
+    for each in leaves:
+        yield msgspec.structs.replace(each, at=None if each.at is None else each.at + offset, path=None)
 
 
 def plain_state(channels: Mapping[str, ChannelOut]) -> dict[str, Any]:
@@ -397,8 +440,16 @@ def _request(step: FixtureStep, namespace: str) -> SaveRequest:
 
 def _whole(channels: Mapping[str, ChannelOut]) -> dict[str, ChannelIn]:
     return {
-        name: ChannelIn(version=each.version, encoding=each.encoding, data=each.data) for name, each in channels.items()
+        name: ChannelIn(version=each.version, encoding=each.encoding, data=each.data, leaves=_said(each.leaves))
+        for name, each in channels.items()
     }
+
+
+def _said(leaves: Sequence[LeafOut]) -> list[Leaf]:
+    """What is said of large values of a save."""
+    return [
+        Leaf(at=each.at, media_type=each.media_type, preview=each.preview) for each in leaves if each.at is not None
+    ]
 
 
 def _changed(
@@ -411,9 +462,9 @@ def _changed(
         if held is None or held.version is None or channel.version is None:
             continue
         if change is None:
-            channel.data = UNSET
+            channel.data, channel.leaves = UNSET, []
         elif change.kind == "append" and not large_leaves(change.data):
-            channel.data, channel.append_to = change.data, held.version
+            channel.data, channel.append_to, channel.leaves = change.data, held.version, []
     return sent
 
 
@@ -429,7 +480,9 @@ def _tasks(step: FixtureStep, namespace: str) -> Iterator[tuple[str, WritesReque
     tasks: dict[tuple[str, str, str | None, int | None], list[WriteIn]] = {}
     for each in step.writes:
         task = each.task_id, each.task_path, each.state_schema, each.state_version
-        write = WriteIn(channel=each.channel, idx=each.idx, encoding=each.encoding, data=each.data)
+        write = WriteIn(
+            channel=each.channel, idx=each.idx, encoding=each.encoding, data=each.data, leaves=_said(each.leaves)
+        )
         tasks.setdefault(task, []).append(write)
     for (task_id, task_path, state_schema, state_version), writes in tasks.items():
         yield (

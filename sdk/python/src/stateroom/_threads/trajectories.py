@@ -16,8 +16,9 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from stateroom._protocol.wire import LeafOut
 from stateroom.errors import GatewayUnavailable
-from stateroom.types import Model, PendingWrite, Status, Usage
+from stateroom.types import LargeValue, Model, PendingWrite, Status, Usage
 
 FORMAT = "stateroom-trajectory/1"
 WHOLE_FORMAT = "stateroom-trajectory/2"
@@ -74,10 +75,25 @@ class TrajectoryChange(msgspec.Struct, kw_only=True):
     Attributes:
         kind: ``set``, ``append`` (``value`` holds the new elements of a list), or ``remove``.
         value: The value, as plain data.
+        large_values: What the large values in it are, by their paths (JSON pointers); of those whose path is known.
     """
 
     kind: Literal["set", "append", "remove"]
     value: Any = None
+    large_values: dict[str, LargeValue] = {}
+
+
+class TrajectoryWrite(PendingWrite, kw_only=True):
+    """A pending write of a step.
+
+    The other attributes are those of a ``PendingWrite``.
+
+    Attributes:
+        large_values: What the large values in its value are, by their paths (JSON pointers); of those whose path is
+            known.
+    """
+
+    large_values: dict[str, LargeValue] = msgspec.field(default_factory=dict)
 
 
 class RecordedStep(msgspec.Struct, kw_only=True):
@@ -131,7 +147,7 @@ class TrajectoryStep(RecordedStep, kw_only=True):
     """
 
     changes: dict[str, TrajectoryChange] = {}
-    writes: list[PendingWrite] = []
+    writes: list[TrajectoryWrite] = []
     messages: list[Message] = []
 
 
@@ -160,8 +176,17 @@ class End(msgspec.Struct, tag_field="type", tag="end", kw_only=True):
     steps: int
 
 
-class _Step(TrajectoryStep, tag_field="type", tag="step"):
-    pass
+class _Change(TrajectoryChange, kw_only=True):
+    leaves: list[LeafOut] = []
+
+
+class _Write(TrajectoryWrite, kw_only=True):
+    leaves: list[LeafOut] = msgspec.field(default_factory=list)
+
+
+class _Step(RecordedStep, kw_only=True, tag_field="type", tag="step"):
+    changes: dict[str, _Change] = {}
+    writes: list[_Write] = []
 
 
 class StepLine(Protocol):
@@ -281,18 +306,35 @@ class Lines(Generic[StepT]):
         return self._finish(read)
 
 
-def _readable_step(read: TrajectoryStep) -> TrajectoryStep:
-    for change in read.changes.values():
-        change.value = readable(change.value)
-    for write in read.writes:
-        write.value = readable(write.value)
+def _readable_step(read: _Step) -> TrajectoryStep:
+    fields = {name: getattr(read, name) for name in RecordedStep.__struct_fields__}
+    step = TrajectoryStep(**fields)
     for name, change in read.changes.items():
-        if change.kind != "remove":
-            read.messages += _messages(name, change.value)
+        step.changes[name] = TrajectoryChange(
+            kind=change.kind, value=readable(change.value), large_values=_large_values(change.leaves)
+        )
     for write in read.writes:
-        if write.channel in read.delta_channels:
-            read.messages += _messages(write.channel, write.value)
-    return read
+        shown = {name: getattr(write, name) for name in PendingWrite.__struct_fields__}
+        shown["value"] = readable(write.value)
+        step.writes.append(TrajectoryWrite(**shown, large_values=_large_values(write.leaves)))
+    for name, told in step.changes.items():
+        if told.kind != "remove":
+            step.messages += _messages(name, told.value)
+    for each in step.writes:
+        if each.channel in step.delta_channels:
+            step.messages += _messages(each.channel, each.value)
+    return step
+
+
+def _large_values(leaves: Iterable[LeafOut]) -> dict[str, LargeValue]:
+    """What is known of large values, by their paths in a value."""
+    return {
+        each.path: LargeValue(
+            piece=each.piece, size_bytes=each.size_bytes, media_type=each.media_type, preview=each.preview
+        )
+        for each in leaves
+        if each.path is not None
+    }
 
 
 def readable_msgpack(data: bytes) -> Any:
