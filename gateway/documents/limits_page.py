@@ -29,7 +29,7 @@ from storage.schemas import adoptions, save_policies, tags, workers
 from storage.schemas import registry as state_schemas
 from storage.threads import links
 from storage.tiers import views as archive_views
-from storage.transfer import trajectories
+from storage.transfer import lines
 
 _SIZES: Final = ((1024**4, "TiB"), (1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
 
@@ -257,7 +257,7 @@ SECTIONS: Final = {
             "ARCHIVE_READ_BYTES_MAX", archive_views, "memory for an archive that is read where it is", "restore-needed"
         ),
         Limit("EXPORT_BYTES_MAX", limits, "an export that is imported", "body-too-large"),
-        Limit("TRAJECTORY_STEPS_MAX", trajectories, "checkpoints that a trajectory looks through", "limit-exceeded"),
+        Limit("TRAJECTORY_STEPS_MAX", lines, "checkpoints that a trajectory looks through", "limit-exceeded"),
         Limit("TENANT_TRANSFERS_AT_ONCE", limits, "exports, imports and trajectories of a tenant", "transfer-busy"),
         Limit("TRANSFERS_AT_ONCE", limits, "exports, imports and trajectories of a process", "transfer-busy"),
     ),

@@ -393,19 +393,26 @@ MEMBERS: dict[str, str] = {
     "ThreadSettings.agent": "The program's name; null: none; absent: as it is.",
     "ThreadSettings.strict": "Whether every save must say which head it is based on; absent: as it is.",
     "TrajectoryBegin.checkpoint_id": "The checkpoint that the trajectory leads to.",
-    "TrajectoryBegin.format": "The format of all lines: stateroom-trajectory/1.",
+    "TrajectoryBegin.format": "The format of all lines: stateroom-trajectory/1, with namespaces=all "
+    "stateroom-trajectory/2.",
+    "TrajectoryBegin.namespace": "The namespace of the checkpoint that the trajectory leads to.",
+    "TrajectoryBegin.namespaces": "With namespaces=all: how many namespaces it has, from that of after on.",
     "TrajectoryBegin.steps": "How many steps follow.",
     "TrajectoryBegin.view": "How values are shown: state or channels, as it was asked for.",
     "TrajectoryBegin.type": "Which line it is: the first.",
     "TrajectoryChange.data": "The stored bytes, base64 (view=channels): the value, or a list of what is appended.",
     "TrajectoryChange.kind": "Whether the step set the channel, appended to a list that is otherwise the same, gave it "
     "another version and no other value (view=channels), or removed it.",
+    "TrajectoryChange.leaves": "What is known of the large leaves in it; of append, of those among the new elements, "
+    "with paths and offsets in the list of these.",
     "TrajectoryChange.value": "The channel's value, or the elements that are appended; absent: it is removed.",
     "TrajectoryEnd.checkpoint_id": "The checkpoint that the trajectory leads to.",
     "TrajectoryEnd.status": "The status of the last step; null: no step came.",
     "TrajectoryEnd.steps": "How many steps came.",
     "TrajectoryEnd.type": "Which line it is: the last.",
     "TrajectoryStep.changes": "By channel, what the step changed; what is not named stayed.",
+    "TrajectoryStep.namespace": "The step's namespace; empty is the root. A step whose namespace is not that of the "
+    "line before is the first of its own, and its changes set the whole state.",
     "TrajectoryStep.type": "Which line it is: a step.",
     "TrajectoryStep.writes": "Pending writes that the next step does not show; of the last step, and with "
     "view=channels, all.",

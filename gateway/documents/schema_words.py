@@ -9,6 +9,7 @@ from typing import Any
 _ID = "An id; one that does not match [A-Za-z0-9][A-Za-z0-9._:@|+-]{0,254} travels as ~ and its base64url."
 PARAMETERS: dict[str, str] = {
     "after": "A step of the trajectory that is there already: only those after it.",
+    "after_namespace": "With namespaces=all: the namespace of after; absent is the root.",
     "agent": "The program's name: only what is of this agent.",
     "artifact_id": "The artifact's id.",
     "before": "Only checkpoints whose id is smaller, compared bytewise: older ones.",
@@ -31,6 +32,8 @@ PARAMETERS: dict[str, str] = {
     "keep_status": "Checkpoints stay that had or came to this status.",
     "name": "Only versions of the artifact of this name.",
     "namespace": "A sub-agent's namespace; empty is the root. In lists, absent is all of them.",
+    "namespaces": "all: the thread's namespaces, one after the other, each up to its newest checkpoint, or its newest "
+    "whose id is not greater than checkpoint_id, which is of namespace; one: that of namespace.",
     "older_than_seconds": "Only checkpoints move that were made and written to last so many seconds ago.",
     "part_number": "The part's place, from 0.",
     "piece": "The piece's id, in base64url without padding.",

@@ -9,24 +9,31 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+from msgspec import UNSET
+
 from gateway import wire
 from gateway.admission.slices import Work
 from gateway.authentication.principals import SUBJECT, check_permission
 from gateway.bodies.codec import LINES_MEDIA_TYPE, encode_body, value_out
 from gateway.http.content import stream
 from gateway.http.exchange import Answer, path_id
+from gateway.problems import InvalidRequest
 from gateway.routes.checkpoints.conversion import check_namespace, write_out
+from gateway.routes.checkpoints.leaves import leaves_out
 from gateway.routing.operations import Call, Operation
+from gateway.wire.problems import Fault
 from storage import model
 from storage.scope import Scope
 from storage.transfer import trajectories
+from storage.transfer.lines import TrajectoryQuery
 
 
 @Operation(
     "POST /v1/threads/{thread_id}/trajectory",
     reach=SUBJECT,
     summary="The steps that led to a checkpoint, oldest first, in clear, a JSON line each: what changed, pending "
-    "writes, model, usage. The last line is of type end. Needs state:read, too.",
+    "writes, model, usage; with namespaces=all those of the whole thread. The last line is of type end. Needs "
+    "state:read, too.",
     permission="state:export",
     query=wire.trajectories.TrajectoryQuery,
     headers=("Accept-State-Version", "Stateroom-Client-Share"),
@@ -40,13 +47,7 @@ from storage.transfer import trajectories
 async def export_trajectory(call: Call[Scope], thread_id: str) -> Answer:
     check_permission(call.principal, "state:read")
     asked = call.exchange.query(wire.trajectories.TrajectoryQuery)
-    query = trajectories.TrajectoryQuery(
-        thread_id=path_id(thread_id, "thread_id"),
-        namespace=check_namespace(asked.namespace, parameter="namespace"),
-        checkpoint_id=asked.checkpoint_id,
-        after=asked.after,
-        all_writes=asked.view == "channels",
-    )
+    query = _wanted(path_id(thread_id, "thread_id"), asked)
     versions, share = call.exchange.state_versions(), call.exchange.client_share()
 
     async def read_page(page: model.HistoryQuery) -> model.Page[model.Checkpoint]:
@@ -61,17 +62,46 @@ async def export_trajectory(call: Call[Scope], thread_id: str) -> Answer:
         return await stream(lines, status=200, headers=headers, size_bytes=None, held=admitted.pop_all())
 
 
+def _wanted(thread_id: str, asked: wire.trajectories.TrajectoryQuery) -> TrajectoryQuery:
+    """What a query wants.
+
+    Raises:
+        InvalidRequest: parameters do not go together.
+    """
+    is_whole = asked.namespaces == "all"
+    if is_whole and asked.namespace and asked.checkpoint_id is None:
+        raise _misfit("namespace", "with namespaces=all it is that of checkpoint_id, which is missing")
+    if is_whole and asked.after is not None and asked.checkpoint_id is None:
+        raise _misfit("after", "with namespaces=all it needs the checkpoint_id and namespace that the first line named")
+    if asked.after_namespace is not None and not (is_whole and asked.after is not None):
+        raise _misfit("after_namespace", "is the namespace of after, with namespaces=all")
+    return TrajectoryQuery(
+        thread_id=thread_id,
+        namespace=check_namespace(asked.namespace, parameter="namespace"),
+        checkpoint_id=asked.checkpoint_id,
+        after=asked.after,
+        after_namespace=check_namespace(asked.after_namespace or "", parameter="after_namespace"),
+        all_namespaces=is_whole,
+        all_writes=asked.view == "channels",
+    )
+
+
+def _misfit(parameter: str, detail: str) -> InvalidRequest:
+    return InvalidRequest(Fault(detail=detail, parameter=parameter))
+
+
 async def _lines(
     call: Call[Scope],
-    query: trajectories.TrajectoryQuery,
+    query: TrajectoryQuery,
     found: trajectories.Trajectory,
     view: wire.trajectories.View,
 ) -> AsyncIterator[bytes]:
     begin = wire.trajectories.TrajectoryBegin(
-        format=wire.trajectories.FORMAT,
+        format=wire.trajectories.FORMAT if found.namespaces is None else wire.trajectories.WHOLE_FORMAT,
         view=view,
         thread_id=query.thread_id,
-        namespace=query.namespace,
+        namespace=found.namespace,
+        namespaces=UNSET if found.namespaces is None else found.namespaces,
         checkpoint_id=found.checkpoint_id,
         steps=found.count,
     )
@@ -95,11 +125,12 @@ def _step_out(
     changes: dict[str, wire.trajectories.TrajectoryChange] = {}
     for name, change in step.changes.items():
         if view == "channels":
-            changes[name] = _channel_out(change)
+            changes[name] = yield from _channel_out(change)
         elif not name.startswith(wire.base.PRIVATE_PREFIX) and change.kind != "version":
             changes[name] = shown = wire.trajectories.TrajectoryChange(kind=change.kind)
             if change.channel is not None:
                 shown.value = yield from value_out("json", change.channel.value)
+                shown.leaves = yield from leaves_out(change.channel.value, None)
         yield
     writes = []
     for write in step.writes:
@@ -116,11 +147,12 @@ def _step_out(
     )
 
 
-def _channel_out(change: trajectories.Change) -> wire.trajectories.TrajectoryChange:
+def _channel_out(change: trajectories.Change) -> Work[wire.trajectories.TrajectoryChange]:
     """A change in the ``channels`` view: what is stored, as it is stored."""
     shown = wire.trajectories.TrajectoryChange(kind=change.kind)
     if change.channel is not None:
         shown.version = change.channel.version
         if change.kind != "version":
             shown.encoding, shown.data = change.channel.value.encoding, change.channel.value.data
+            shown.leaves = yield from leaves_out(change.channel.value)
     return shown

@@ -6,23 +6,28 @@ from typing import Any, Final, Literal
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from gateway.wire.base import CheckpointIdText, Namespace, Response, Status, Version
-from gateway.wire.checkpoints import Model, Usage, WriteOut
+from gateway.wire.checkpoints import LeafOut, Model, Usage, WriteOut
 
 FORMAT: Final = "stateroom-trajectory/1"
+WHOLE_FORMAT: Final = "stateroom-trajectory/2"
+"""That of a whole thread, where a step need not follow the one on the line before: it may be of another namespace."""
 View = Literal["state", "channels"]
+Namespaces = Literal["one", "all"]
 
 
 class TrajectoryQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """Which trajectory, and after which of its steps it goes on."""
 
     namespace: Namespace = ""
+    namespaces: Namespaces = "one"
     checkpoint_id: CheckpointIdText | None = None
     after: CheckpointIdText | None = None
+    after_namespace: Namespace | None = None
     view: View = "state"
 
 
 class TrajectoryBegin(Response, tag_field="type", tag="begin"):
-    """The first line."""
+    """The first line. ``namespaces``: how many follow, of a whole thread."""
 
     format: str
     view: View
@@ -30,13 +35,15 @@ class TrajectoryBegin(Response, tag_field="type", tag="begin"):
     namespace: str
     checkpoint_id: str
     steps: int
+    namespaces: int | UnsetType = UNSET
 
 
 class TrajectoryChange(Response):
     """What a step did to a channel: ``set`` it, ``append`` a list of elements to it, or ``remove`` it.
 
     ``value`` in the ``state`` view; ``version``, ``encoding`` and ``data`` in ``channels``, where kind ``version`` says
-    that the value stayed and only the version is another one.
+    that the value stayed and only the version is another one. ``leaves`` says what is known of large leaves in either:
+    of ``append``, of those among the new elements, with paths and offsets in the list of these.
     """
 
     kind: Literal["set", "append", "version", "remove"]
@@ -44,6 +51,7 @@ class TrajectoryChange(Response):
     version: Version | UnsetType | None = UNSET
     encoding: str | UnsetType = UNSET
     data: bytes | UnsetType = UNSET
+    leaves: list[LeafOut] | UnsetType = UNSET
 
 
 class TrajectoryStep(Response, tag_field="type", tag="step"):
@@ -52,6 +60,7 @@ class TrajectoryStep(Response, tag_field="type", tag="step"):
     Of its pending writes the ``state`` view has those that the next step does not show, and ``channels`` has all.
     """
 
+    namespace: str
     checkpoint_id: str
     parent_id: str | None
     step: int

@@ -1,54 +1,36 @@
 """Trajectories: the steps that led to a checkpoint, oldest first, each as what it changed in the one before.
 
-Owns which checkpoints belong to a trajectory (the line from one checkpoint back over its parents, and so no branch that
-was left), what of a step is told, and that the audit log says so before anything is. It reads pages of the thread's
-history alone: what is shown was authenticated there, from the database or from the archive, at the version that the
-reader knows. In memory are the ids of all steps, and of a few the states; where these are large, of fewer.
+Owns what of a step is told, and that the audit log says so before anything is. Which checkpoints are steps is decided
+in `storage.transfer.lines`. It reads pages of the thread's history alone: what is shown was authenticated there, from
+the database or from the archive, at the version that the reader knows. In memory are the ids of all steps, and of a few
+the states; where these are large, of fewer. Of a whole thread one namespace is told after the other, so that only one
+state is held to tell the next by, however many there are.
 
 It does not promise one moment. Checkpoints are written once, so what is shown is true; but one that is removed before
 it was reached breaks the trajectory off.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final, Literal
 
 from storage.administration.audit import Audit
-from storage.errors import CheckpointNotFound, LimitExceeded
+from storage.errors import CheckpointNotFound
+from storage.format.leaf_notes import moved
 from storage.format.pieces import list_count, list_header
-from storage.model import Channel, Checkpoint, HistoryQuery, Page, PendingWrite, Value
+from storage.model import Channel, Checkpoint, HistoryQuery, PendingWrite, Value
 from storage.postgres.unit_of_work import UnitOfWork
 from storage.schemas.versions import is_control
 from storage.scope import Scope, TenantScope
+from storage.transfer.lines import ABOVE, Line, ReadPage, TrajectoryQuery, find_lines
 
-# Checkpoints that one trajectory looks through, those of branches too: the ids of its steps are held, some 10 MB.
-TRAJECTORY_STEPS_MAX: Final = 100_000
 WINDOW_STEPS_MAX: Final = 32  # whose states are read at once; a page's check of pending writes is paid for once for all
 WINDOW_BYTES_MAX: Final = 16 * 1024 * 1024  # of those states, before fewer are read at once
-_PAGE: Final = 1000
-_ABOVE: Final = "+"  # the least character that an id can have: behind an id, and before every greater one
+_COMMON_PAGES: Final = 2  # of the thread's history, for steps of several namespaces: half of it may be of other ones
 
-ReadPage = Callable[[HistoryQuery], Awaitable[Page[Checkpoint]]]
-"""Reads a page of a thread's history as the reader of the trajectory may see it."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrajectoryQuery:
-    """Which trajectory is wanted.
-
-    Attributes:
-        thread_id: The id of the thread to read.
-        namespace: The namespace of it.
-        checkpoint_id: The checkpoint that it leads to; None: the newest.
-        after: The step that it begins after; None: at the first.
-        all_writes: Whether steps have all of their pending writes, not only those that the next one does not show.
-    """
-
-    thread_id: str
-    namespace: str
-    checkpoint_id: str | None = None
-    after: str | None = None
-    all_writes: bool = False
+Place = tuple[str, str]
+"""A namespace, and a checkpoint's id in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +61,15 @@ class Trajectory:
     """A trajectory that is about to be read.
 
     Attributes:
+        namespace: The namespace of the checkpoint that it leads to.
+        namespaces: How many it tells; None: it is no trajectory of a whole thread.
         checkpoint_id: The checkpoint that it leads to.
         count: How many steps it has.
-        steps: The steps, oldest first.
+        steps: The steps: of each namespace oldest first.
     """
 
+    namespace: str
+    namespaces: int | None
     checkpoint_id: str
     count: int
     steps: AsyncIterator[TrajectoryStep]
@@ -114,92 +100,80 @@ class Trajectories:
             LimitExceeded: it has too many steps.
             StorageError: the history cannot be read, or the audit log not be written.
         """
-        ids = await _line(query, read_page)
+        lines = await find_lines(query, read_page)
+        last, is_resumed = lines[-1], query.after is not None
+        count = sum(len(each.ids) for each in lines) - is_resumed
         target = f"subject:{scope.subject_id}/thread:{query.thread_id}"
-        is_resumed = query.after is not None
-        detail = {"namespace": query.namespace, "checkpoint_id": ids[-1], "steps": len(ids) - is_resumed}
+        detail = {"namespace": last.namespace, "checkpoint_id": last.checkpoint_id, "steps": count}
+        namespaces = len(lines) if query.all_namespaces else None
+        if namespaces is not None:
+            detail["namespaces"] = namespaces
         async with self._unit_of_work.begin(TenantScope(scope.tenant_id)) as transaction:
             await self._audit.append(transaction, scope.tenant_id, actor, "trajectory.export", target, detail)
-        steps = _steps(_checkpoints(query, ids, read_page), is_resumed=is_resumed, all_writes=query.all_writes)
-        return Trajectory(ids[-1], len(ids) - is_resumed, steps)
+        read = _checkpoints(query.thread_id, lines, read_page)
+        steps = _steps(read, is_resumed=is_resumed, all_writes=query.all_writes)
+        return Trajectory(last.namespace, namespaces, last.checkpoint_id, count, steps)
 
 
-async def _line(query: TrajectoryQuery, read_page: ReadPage) -> list[str]:
-    """The ids from the first step, or the one to begin after, to the last.
-
-    The first step is one without a parent, or whose parent was removed: history tells both alike.
-    """
-    ids = list[str]()
-    wanted, looked_at = query.checkpoint_id, 0
-    before = None if wanted is None else wanted + _ABOVE
-    asked = HistoryQuery(thread_id=query.thread_id, namespace=query.namespace, before=before, limit=_PAGE)
-    while True:
-        page = await read_page(asked)
-        for each in page.items:
-            looked_at += 1
-            if looked_at > TRAJECTORY_STEPS_MAX:
-                raise LimitExceeded("TRAJECTORY_STEPS_MAX", TRAJECTORY_STEPS_MAX)
-            if wanted not in {None, each.checkpoint_id}:
-                if not ids:  # the newest that is not behind the wanted one is another one
-                    raise CheckpointNotFound
-                continue  # of a branch that was left
-            ids.append(each.checkpoint_id)
-            wanted = each.parent_id
-            if each.checkpoint_id == query.after:
-                return ids[::-1]
-            if wanted is None:
-                break
-        if page.after is None or (ids and wanted is None):
-            break
-        asked = replace(asked, after=page.after)
-    if not ids or query.after is not None:
-        raise CheckpointNotFound
-    return ids[::-1]
-
-
-async def _checkpoints(query: TrajectoryQuery, ids: Sequence[str], read_page: ReadPage) -> AsyncIterator[Checkpoint]:
+async def _checkpoints(thread_id: str, lines: Sequence[Line], read_page: ReadPage) -> AsyncIterator[Checkpoint]:
     """The checkpoints with their states, a few at a time."""
-    count, at = WINDOW_STEPS_MAX, 0
-    while at < len(ids):
-        window = ids[at : at + count]
-        found = await _window(query, window, read_page)
+    left = ((line.namespace, each) for line in lines for each in line.ids)
+    count, window = WINDOW_STEPS_MAX, list[Place]()
+    while True:
+        window += islice(left, max(0, count - len(window)))
+        if not window:
+            return
+        part = window[:count]
+        found = await _window(thread_id, part, read_page)
         if found is None:
-            count = max(1, len(window) // 4)
+            count = max(1, len(part) // 4)
             continue
-        at += len(window)
+        del window[: len(part)]
         count = min(count * 2, WINDOW_STEPS_MAX)
         for each in found:
             yield each
 
 
-async def _window(query: TrajectoryQuery, ids: Sequence[str], read_page: ReadPage) -> list[Checkpoint] | None:
+async def _window(thread_id: str, places: Sequence[Place], read_page: ReadPage) -> list[Checkpoint] | None:
     """A few checkpoints with their states; None: they are too large to be held together.
+
+    Those of several namespaces are mostly neighbours in the history of the thread, and are looked for there first: it
+    is a page for all of them, and not one for each namespace, which would check all pending writes of the thread.
 
     Raises:
         CheckpointNotFound: one was removed meanwhile.
     """
-    asked = HistoryQuery(
-        thread_id=query.thread_id,
-        namespace=query.namespace,
-        before=ids[-1] + _ABOVE,
-        limit=len(ids),
-        with_state=True,
-    )
-    missing, found, size_bytes = set(ids), list[Checkpoint](), 0
-    while True:
-        page = await read_page(asked)
-        for each in page.items:
-            if each.checkpoint_id in missing:
-                missing.discard(each.checkpoint_id)
-                found.append(each)
-                size_bytes += _size_bytes(each)
+    found, size_bytes = dict[Place, Checkpoint](), 0
+    namespaces: list[str | None] = [*dict.fromkeys(namespace for namespace, _ in places)]
+    for namespace in [None, *namespaces] if len(namespaces) > 1 else namespaces:
+        missing = {each for each in places if each not in found and namespace in {None, each[0]}}
         if not missing:
-            return found[::-1]
-        if size_bytes >= WINDOW_BYTES_MAX and len(ids) > 1:
-            return None
-        if page.after is None:
-            raise CheckpointNotFound
-        asked = replace(asked, after=page.after)
+            continue
+        asked = HistoryQuery(
+            thread_id=thread_id,
+            namespace=namespace,
+            before=max(checkpoint_id for _, checkpoint_id in missing) + ABOVE,
+            limit=len(missing),
+            with_state=True,
+        )
+        pages = 0
+        while missing:
+            page = await read_page(asked)
+            for each in page.items:
+                place = each.namespace, each.checkpoint_id
+                if place in missing:
+                    missing.discard(place)
+                    found[place] = each
+                    size_bytes += _size_bytes(each)
+            if size_bytes >= WINDOW_BYTES_MAX and 1 < len(places) > len(found):
+                return None
+            pages += 1
+            if page.after is None or (namespace is None and pages == _COMMON_PAGES):
+                break
+            asked = replace(asked, after=page.after)
+    if len(found) < len(places):
+        raise CheckpointNotFound
+    return [found[each] for each in places]
 
 
 def _size_bytes(checkpoint: Checkpoint) -> int:
@@ -209,15 +183,19 @@ def _size_bytes(checkpoint: Checkpoint) -> int:
 async def _steps(
     checkpoints: AsyncIterator[Checkpoint], *, is_resumed: bool, all_writes: bool
 ) -> AsyncIterator[TrajectoryStep]:
-    """Each checkpoint but the one to begin after as a step, when the next is read: its writes depend on that one."""
+    """Each checkpoint but the one to begin after as a step, when the next is read: its writes depend on that one.
+
+    The first of a namespace changed nothing in another one, and the last shows its own writes.
+    """
     before: dict[str, Channel] = {}
     held: Checkpoint | None = None
     is_told = is_resumed
     async for each in checkpoints:
         if held is not None:
+            is_last = each.namespace != held.namespace
             if not is_told:
-                yield _step(before, held, all_writes=all_writes)
-            before, is_told = held.channels or {}, False
+                yield _step(before, held, all_writes=all_writes or is_last)
+            before, is_told = {} if is_last else held.channels or {}, False
         held = each
     if held is not None and not is_told:
         yield _step(before, held, all_writes=True)
@@ -242,30 +220,35 @@ def changes_between(before: dict[str, Channel], after: dict[str, Channel]) -> di
             if new is None:
                 changes[name] = Change("set", channel)
             else:
-                changes[name] = Change("append", replace(channel, value=Value("msgpack", new)))
+                changes[name] = Change("append", replace(channel, value=new))
         elif held.version != channel.version:
             changes[name] = Change("version", channel)
     changes |= {name: Change("remove", None) for name in before if name not in after}
     return changes
 
 
-def _appended(before: Value, after: Value) -> bytes | None:
+def _appended(before: Value, after: Value) -> Value | None:
     """The elements that a list got at its end, as a list; None: it is no list, or changed otherwise.
 
-    Whoever puts them behind those from before, under the shortest header, has the list byte by byte.
+    Whoever puts them behind those from before, under the shortest header, has the list byte by byte. What is known of
+    large leaves among them is said as of that list of their own.
     """
     if before.encoding != "msgpack" or after.encoding != "msgpack":
         return None
     start, new_start = _header_bytes(before.data), _header_bytes(after.data)
     if not start or not new_start:
         return None
-    count = list_count(after.data) - list_count(before.data)
+    count_before = list_count(before.data)
+    count = list_count(after.data) - count_before
     kept = before.data[start:]
     if count <= 0 or not after.data.startswith(kept, new_start):
         return None
     if not after.data.startswith(list_header(list_count(after.data))):
         return None
-    return list_header(count) + after.data[new_start + len(kept) :]
+    header, end = list_header(count), new_start + len(kept)
+    added = [each for each in after.leaves if each.at is not None and each.at >= end]
+    leaves = moved(added, -count_before, len(header) - end)
+    return Value("msgpack", header + after.data[end:], leaves=leaves)
 
 
 def _header_bytes(data: bytes) -> int:

@@ -210,20 +210,36 @@ def thread_compact(
     show_default=True,
     help="A line for each step; one line with all messages, for fine-tuning; or all that is stored, for tests.",
 )
+@click.option(
+    "--all-namespaces",
+    is_flag=True,
+    help="The whole thread, with its sub-agents: of each namespace the line up to its newest checkpoint, or up to what"
+    " was there when --checkpoint was saved.",
+)
 @as_silent_subject
-def thread_trajectory(*, thread_id: str, checkpoint_id: str | None, namespace: str, form: str, remote: Remote) -> None:
+def thread_trajectory(
+    *,
+    thread_id: str,
+    checkpoint_id: str | None,
+    namespace: str,
+    form: str,
+    all_namespaces: bool,
+    remote: Remote,
+) -> None:
     """Print what a thread did, step by step, as JSON Lines in clear; needs state:export. The audit log says so."""
     import msgspec
 
     from stateroom import chat_form
 
+    if all_namespaces and form == "chat":
+        raise click.UsageError("--form chat is one conversation: name a --namespace instead of --all-namespaces.")
     with remote.connect() as connection, connection.sdk() as client:
         thread = client.thread(thread_id, namespace=namespace)
         if form == "fixture":
-            for line in thread.fixture(checkpoint_id=checkpoint_id).lines():
+            for line in thread.fixture(checkpoint_id=checkpoint_id, all_namespaces=all_namespaces).lines():
                 render.emit_json(msgspec.json.decode(line))
             return
-        steps = thread.trajectory(checkpoint_id=checkpoint_id)
+        steps = thread.trajectory(checkpoint_id=checkpoint_id, all_namespaces=all_namespaces)
         for shown in [chat_form(steps)] if form == "chat" else steps:
             render.emit_json(msgspec.to_builtins(shown))
 
@@ -234,7 +250,10 @@ def thread_trajectory(*, thread_id: str, checkpoint_id: str | None, namespace: s
 @click.option("--namespace", default="", metavar="NAME", help="The root's when left out.")
 @as_subject
 def thread_load_fixture(*, file: Path, thread_id: str, namespace: str, remote: Remote) -> None:
-    """Save the steps of a fixture into a thread that has none; doing it again changes nothing."""
+    """Save the steps of a fixture into a thread that has none; doing it again changes nothing.
+
+    A fixture of a whole thread brings its own namespaces.
+    """
     from stateroom.testing import Fixture
 
     with remote.connect() as connection, connection.sdk() as client:

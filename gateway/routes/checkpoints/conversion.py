@@ -344,7 +344,7 @@ def compaction_in(
 
 
 def write_out(write: model.PendingWrite, view: wire.base.View, name: Format) -> Work[wire.checkpoints.WriteOut]:
-    """A pending write as it is shown in ``view``, without what is known of its large leaves."""
+    """A pending write as it is shown in ``view``."""
     shown = wire.checkpoints.WriteOut(
         task_id=write.task_id, idx=write.idx, channel=write.channel, task_path=write.task_path
     )
@@ -357,12 +357,6 @@ def write_out(write: model.PendingWrite, view: wire.base.View, name: Format) -> 
         shown.holes = list(write.value.holes) or UNSET
     if write.state_schema is not None and write.state_version is not None:
         shown.state_schema, shown.state_version = write.state_schema, write.state_version
-    return shown
-
-
-def _noted_write_out(write: model.PendingWrite, view: wire.base.View, name: Format) -> Work[wire.checkpoints.WriteOut]:
-    """A pending write as it is shown in ``view``."""
-    shown = yield from write_out(write, view, name)
     if view != "none":
         shown.leaves = yield from leaves_out(write.value, _before(write.value, shown.value, name))
     return shown
@@ -400,7 +394,7 @@ async def writes_out(
     """Pending writes as they are shown in ``view``, made in slices if they are large."""
     size_bytes = sum(len(write.value.data) for write in writes)
     return await exchange.reservation.run(
-        _each(writes, lambda write: _noted_write_out(write, view, exchange.format)), size_bytes
+        _each(writes, lambda write: write_out(write, view, exchange.format)), size_bytes
     )
 
 
@@ -461,7 +455,7 @@ def _checkpoint_out(
             channels = {}
             for channel, stored in held.items():
                 channels[channel] = yield from _channel_out(stored)
-        writes = yield from _each(checkpoint.writes or (), lambda write: _noted_write_out(write, view, name))
+        writes = yield from _each(checkpoint.writes or (), lambda write: write_out(write, view, name))
     return wire.checkpoints.Checkpoint(
         thread_id=checkpoint.thread_id,
         namespace=checkpoint.namespace,

@@ -101,7 +101,7 @@ NO_VIEW = lines(FIRST, SECOND, begin=BEGIN | {"view": "state"})
         (lines(FIRST), "has not the lines"),
         (lines(begin=BEGIN | {"steps": 0}, end=END | {"steps": 0}), "has not the lines"),
         (WHOLE + WHOLE, "has not the lines"),
-        (lines(FIRST, SECOND, begin=BEGIN | {"format": "stateroom-trajectory/2"}), "does not know"),
+        (lines(FIRST, SECOND, begin=BEGIN | {"format": "stateroom-trajectory/3"}), "does not know"),
         (NO_VIEW, "without what is stored"),
         (lines(SECOND, FIRST), "does not follow"),
         (lines(FIRST, step("c2", "c1", new=put([1], "append"))), "was something else"),
@@ -114,6 +114,59 @@ NO_VIEW = lines(FIRST, SECOND, begin=BEGIN | {"view": "state"})
 def test_what_is_no_whole_fixture_is_refused_by_what_is_wrong(content, said):
     with pytest.raises(FixtureUnreadable, match=said):
         Fixture.parse(content)
+
+
+WHOLE_BEGIN = BEGIN | {"format": "stateroom-trajectory/2", "namespaces": 2}
+
+
+def of(namespace: str, each: FixtureStep) -> FixtureStep:
+    return msgspec.structs.replace(each, namespace=namespace)
+
+
+def test_a_whole_thread_is_read_namespace_by_namespace_and_written_as_it_was_read(tmp_path):
+    content = lines(of("research", step(n=put([7]))), of("", step(n=put([1]))), begin=WHOLE_BEGIN)
+    fixture = Fixture.parse(content)
+    assert (fixture.is_whole, fixture.namespaces) == (True, ["research", ""])
+    assert [(each.namespace, state) for each, state in fixture.states()] == [("research", {"n": [7]}), ("", {"n": [1]})]
+    fixture.write(tmp_path / "f.jsonl")
+    written = (tmp_path / "f.jsonl").read_bytes()
+    assert b"".join(Fixture.parse(written).lines()) == written
+    assert "namespaces=2" in repr(fixture)
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ((of("", FIRST), of("", SECOND)), "namespaces that it says"),
+        ((of("a", FIRST), of("b", SECOND)), "does not follow"),
+    ],
+)
+def test_a_whole_thread_whose_namespaces_do_not_fit_is_refused(steps, said):
+    with pytest.raises(FixtureUnreadable, match=said):
+        Fixture.parse(lines(*steps, begin=WHOLE_BEGIN))
+
+
+def test_a_namespace_that_comes_twice_is_refused():
+    steps = (of("a", FIRST), of("b", FIRST), of("a", FIRST))
+    content = lines(*steps, begin=WHOLE_BEGIN | {"steps": 3}, end=END | {"steps": 3})
+    with pytest.raises(FixtureUnreadable, match="namespaces that it says"):
+        Fixture.parse(content)
+
+
+def test_a_file_from_before_steps_said_their_namespace_is_read():
+    """As this project wrote them at first, byte by byte."""
+    content = (
+        b'{"type":"begin","format":"stateroom-trajectory/1","view":"channels","thread_id":"trip","namespace":"research",'
+        b'"checkpoint_id":"c1","steps":1}\n'
+        b'{"type":"step","checkpoint_id":"c1","parent_id":null,"step":0,"status":"done",'
+        b'"created_at":"2026-11-25T08:00:00Z","source":null,"agent":null,"run_id":null,"state_schema":null,'
+        b'"state_version":null,"model":null,"usage":null,"metadata":{},"delta_channels":[],'
+        b'"changes":{"n":{"kind":"set","version":1,"data":"Bw=="}},"writes":[]}\n'
+        b'{"type":"end","checkpoint_id":"c1","status":"done","steps":1}\n'
+    )
+    fixture = Fixture.parse(content)
+    assert (fixture.namespace, fixture.namespaces, fixture.is_whole) == ("research", ["research"], False)
+    assert [state for _, state in fixture.states()] == [{"n": 7}]
 
 
 def test_a_value_that_is_not_what_its_encoding_says_is_refused():

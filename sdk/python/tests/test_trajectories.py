@@ -10,7 +10,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.types import Interrupt
 
 from stateroom import chat_form
-from stateroom._threads.trajectories import readable, step_lines
+from stateroom._threads.trajectories import Wanted, readable, step_lines
 from stateroom.errors import GatewayUnavailable
 
 STEP = {
@@ -52,20 +52,20 @@ def encoded(*lines: object) -> bytes:
 
 
 def read(*lines: object) -> list:
-    return list(step_lines(None, None).accept(encoded(*lines)))
+    return list(step_lines(Wanted(namespace="")).accept(encoded(*lines)))
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 def test_lines_are_read_however_they_are_cut(size):
-    lines = step_lines(None, None)
+    lines = step_lines(Wanted(namespace=""))
     content = encoded(BEGIN, STEP, STEP | {"checkpoint_id": "c2"}, END)
     steps = [each for start in range(0, len(content), size) for each in lines.accept(content[start : start + size])]
     assert [each.checkpoint_id for each in steps] == ["c1", "c2"]
-    assert (lines.is_complete, lines.after, lines.checkpoint_id) == (True, "c2", "c1")
+    assert (lines.is_complete, lines.after, lines.wanted.checkpoint_id) == (True, "c2", "c1")
 
 
 def test_half_a_line_of_an_answer_that_broke_off_is_let_go():
-    lines = step_lines(None, None)
+    lines = step_lines(Wanted(namespace=""))
     content = encoded(BEGIN, STEP)
     assert len(list(lines.accept(content + content[:20]))) == 1
     lines.begin()
@@ -73,10 +73,39 @@ def test_half_a_line_of_an_answer_that_broke_off_is_let_go():
     assert lines.is_complete
 
 
+def test_what_has_not_come_of_a_whole_thread_is_asked_for_with_its_namespaces():
+    lines = step_lines(Wanted(namespace="any", all_namespaces=True))
+    assert {name: value for name, value in lines.query() if value is not None} == {"namespaces": "all", "view": "state"}
+    begin = BEGIN | {"format": "stateroom-trajectory/2", "namespaces": 2, "checkpoint_id": "c2"}
+    steps = list(lines.accept(encoded(begin, STEP | {"namespace": "research"}, STEP | {"checkpoint_id": "c2"})))
+    assert [each.namespace for each in steps] == ["research", ""]
+    lines = step_lines(Wanted(namespace="", all_namespaces=True))
+    list(lines.accept(encoded(begin, STEP | {"namespace": "research"})))
+    assert dict(lines.query()) == {
+        "namespace": "", "namespaces": "all", "checkpoint_id": "c2", "after": "c1", "after_namespace": "research",
+        "view": "state",
+    }  # fmt: skip
+
+
+def test_steps_of_an_older_gateway_are_of_the_namespace_that_was_asked_for():
+    lines = step_lines(Wanted(namespace="research"))
+    [step] = lines.accept(encoded(BEGIN | {"namespace": "research"}, STEP))
+    assert step.namespace == "research"
+    assert dict(lines.query())["namespaces"] is None
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_the_other_format_than_the_one_asked_for_is_refused(is_whole):
+    lines = step_lines(Wanted(namespace="", all_namespaces=is_whole))
+    begin = BEGIN if is_whole else BEGIN | {"format": "stateroom-trajectory/2", "namespaces": 1}
+    with pytest.raises(GatewayUnavailable, match="format"):
+        list(lines.accept(encoded(begin)))
+
+
 @pytest.mark.parametrize("line", [b"{}\n", b"no json\n", encoded(BEGIN | {"format": "other/9"})])
 def test_what_is_no_trajectory_is_refused(line):
     with pytest.raises(GatewayUnavailable):
-        list(step_lines(None, None).accept(line))
+        list(step_lines(Wanted(namespace="")).accept(line))
 
 
 @pytest.mark.parametrize("value", [TALK, [message.model_dump() for message in TALK]])

@@ -1,5 +1,6 @@
 """Trajectories over a real gateway: by HTTP, SDK and command line, of plain and of LangGraph's threads."""
 
+import base64
 import json
 import operator
 import re
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, TypedDict
 
 import httpx
+import msgspec
 import pytest
 from langchain_core.messages import AIMessage, AnyMessage
 from langgraph.graph import END, START, StateGraph, add_messages
@@ -159,6 +161,42 @@ def test_the_command_prints_steps_or_a_chat(client, tenant, launcher):
     done = launcher.run(environ, *arguments, "--form", "chat")
     assert json.loads(done.stdout) == chat_form(client.thread("trip").trajectory())
     assert [each["role"] for each in json.loads(done.stdout)["messages"]] == ["user", "assistant"]
+
+
+def test_steps_say_what_their_large_values_are(client, http):
+    thread = client.thread("trip")
+    first, second, written = "a" * 70_000, b"b" * 80_000, "c" * 90_000
+    thread.save({"pages": [1, {"text": first}]}, previews={"/pages/1/text": stateroom.Preview(b"first")})
+    thread.save({"pages": [1, {"text": first}, 2, second], "of": 1})
+    leaves = [{"path": "", "media_type": "text/html", "preview": base64.b64encode(b"written").decode()}]
+    writes = {"writes": [{"channel": "page", "idx": 0, "value": written, "leaves": leaves}]}
+    http.post(f"/v1/threads/trip/checkpoints/{thread.head_id}/writes/task", json=writes).raise_for_status()
+    one, other = thread.trajectory()
+    assert {path: (each.media_type, each.preview) for path, each in one.changes["pages"].large_values.items()} == {
+        "/1/text": ("text/plain", b"first")
+    }
+    # Of what is appended, paths are those in the list of new elements, and what was said before is not said again.
+    assert {path: each.media_type for path, each in other.changes["pages"].large_values.items()} == {
+        "/1": "application/octet-stream"
+    }
+    assert other.changes["of"].large_values == {}
+    [write] = other.writes
+    assert {path: (each.media_type, each.preview) for path, each in write.large_values.items()} == {
+        "": ("text/html", b"written")
+    }
+    lines = {
+        view: [json.loads(line) for line in http.post(f"/v1/threads/trip/trajectory?view={view}").text.splitlines()]
+        for view in ("state", "channels")
+    }
+    for view, (_, _, step, _) in lines.items():
+        [leaf], [said] = step["changes"]["pages"]["leaves"], step["writes"][0]["leaves"]
+        assert leaf.keys() - {"at"} == {"piece", "size_bytes", "path", "media_type"}
+        assert (leaf["size_bytes"], said["size_bytes"]) == (len(second) + 5, len(written) + 5)
+        assert ("at" in leaf, "at" in said) == ((False, False) if view == "state" else (True, True))
+        assert "leaves" not in step["changes"]["of"]
+    change = lines["channels"][2]["changes"]["pages"]
+    data, at = base64.b64decode(change["data"]), change["leaves"][0]["at"]
+    assert msgspec.msgpack.decode(data[at : at + len(second) + 5]) == second
 
 
 def key_with(http: httpx.Client, **body: object) -> str:

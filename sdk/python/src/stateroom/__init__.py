@@ -7,7 +7,14 @@ This package owns the client's side of API v1. It imports nothing of the gateway
 from stateroom._protocol.core import Answer, Timeouts, encode_id
 from stateroom._threads.async_thread import AsyncThread
 from stateroom._threads.thread import Thread
-from stateroom._threads.trajectories import Message, ToolCall, TrajectoryChange, TrajectoryStep, chat_form
+from stateroom._threads.trajectories import (
+    Message,
+    ToolCall,
+    TrajectoryChange,
+    TrajectoryStep,
+    TrajectoryWrite,
+    chat_form,
+)
 from stateroom.artifacts import ArtifactFile, Artifacts
 from stateroom.async_artifacts import AsyncArtifactFile, AsyncArtifacts
 from stateroom.async_client import AsyncClient
@@ -197,6 +204,7 @@ __all__ = [
     "ToolCall",
     "TrajectoryChange",
     "TrajectoryStep",
+    "TrajectoryWrite",
     "Unauthenticated",
     "Upload",
     "UploadIncomplete",

@@ -306,20 +306,12 @@ def channel_history(
     return asked_or(call, ChannelHistories, ChannelHistories(channels={}))
 
 
-def trajectory(
-    thread_id: str,
-    namespace: str,
-    checkpoint_id: str | None,
-    after: str | None,
-    *,
-    view: str,
-    accepts: str | None,
-) -> Call:
+def trajectory(thread_id: str, query: tuple[tuple[str, str | None], ...], *, accepts: str | None) -> Call:
     """The call for the steps that led to a checkpoint, which is answered with lines."""
     return Call(
         method="POST",
         path=path("threads", ":", thread_id, "trajectory"),
-        query=(("namespace", namespace), ("checkpoint_id", checkpoint_id), ("after", after), ("view", view)),
+        query=query,
         headers=_accepting(accepts),
         repeatable=True,
     )

@@ -40,6 +40,7 @@ class LeafOut(Struct, kw_only=True):
 
     piece: bytes
     size_bytes: int
+    at: int | None = None
     path: str | None = None
     media_type: str | None = None
     preview: bytes | None = None

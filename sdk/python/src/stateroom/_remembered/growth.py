@@ -100,7 +100,7 @@ def grown(channel: ChannelIn, before: Sent | None) -> Sent | None:
     data, version = channel.data, channel.version
     if channel.encoding != "msgpack" or not isinstance(data, bytes) or version is None:
         return None
-    header = _header(data)
+    header = list_header(data)
     if header is None or len(data) - header[1] < LIST_BYTES_MIN:
         return None
     count, start = header
@@ -121,13 +121,13 @@ def grown(channel: ChannelIn, before: Sent | None) -> Sent | None:
 
 def joined_lists(data: bytes, more: bytes) -> bytes | None:
     """A MessagePack list with the elements of another one behind its own; ``None``: one of them is no list."""
-    first, second = _header(data), _header(more)
+    first, second = list_header(data), list_header(more)
     if first is None or second is None:
         return None
     return _write_header(first[0] + second[0]) + data[first[1] :] + more[second[1] :]
 
 
-def _header(data: bytes) -> tuple[int, int] | None:
+def list_header(data: bytes) -> tuple[int, int] | None:
     """How many elements a MessagePack list has, and where the first begins."""
     first = data[0] if data else 0
     if 0x90 <= first < 0xA0:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import msgspec
+from msgspec import UnsetType
 
 from stateroom._io.processes import PerProcess
 from stateroom._protocol.core import Answer, Call, Pinned, Steps, encode_body, path
@@ -220,11 +221,15 @@ class PieceCache:
 
 @dataclass
 class _Outgoing:
-    """A value that is being saved: its bytes, and its leaves with the names under which they are remembered."""
+    """A value that is being saved: its bytes, and its leaves with the names under which they are remembered.
+
+    ``said``: what its sender says of them, by where they begin.
+    """
 
     target: ChannelIn | WriteIn
     data: bytes
     leaves: list[tuple[int, int]]
+    said: dict[int | UnsetType, Leaf]
     names: list[bytes] = field(default_factory=list)
 
 
@@ -238,7 +243,7 @@ def sending(
 ) -> Steps[T]:
     """Send values that may be large: upload the leaves that were not sent before, put placeholders in their place.
 
-    What is remembered of them is said of them, or else what they look like.
+    What the values say of them is said of them, or what is remembered, or else what they look like.
 
     Args:
         cache: What is remembered.
@@ -296,6 +301,8 @@ def _say(
         notes: list[Leaf] = []
         for (start, end), name, hole in reversed(list(zip(each.leaves, each.names, each.target.holes, strict=True))):
             media_type, preview = cache.note_of(owner, piece_ids[name])
+            if (own := each.said.get(start)) is not None:
+                media_type, preview = own.media_type, own.preview
             room -= len(preview or b"")
             if room < 0:
                 preview = None
@@ -316,10 +323,11 @@ def _name(place: bytes, leaf: bytes | memoryview) -> bytes:
 
 def _outgoing(value: ChannelIn | WriteIn) -> _Outgoing | None:
     data = value.data
+    said, value.leaves = {each.at: each for each in value.leaves}, []
     if value.encoding != "msgpack" or not isinstance(data, bytes) or len(data) < LEAF_BYTES_MIN:
         return None
     leaves = [(start, end) for start, end in large_leaves(data) if data.find(_MAY_POINT, start, end) < 0]
-    return _Outgoing(value, data, leaves) if leaves else None
+    return _Outgoing(value, data, leaves, said) if leaves else None
 
 
 def _few(names: Sequence[bytes]) -> Iterator[Sequence[bytes]]:

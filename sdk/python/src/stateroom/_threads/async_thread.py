@@ -16,8 +16,8 @@ from stateroom._remembered.pieces import PieceCache
 from stateroom._threads.fixtures import Fixture, fixture_lines, loading
 from stateroom._threads.intents import intent_of
 from stateroom._threads.steps import ThreadOptions, ThreadSteps
-from stateroom._threads.trajectories import Lines, StepT, TrajectoryStep, step_lines
-from stateroom.errors import GatewayUnavailable
+from stateroom._threads.trajectories import Lines, StepT, TrajectoryStep, Wanted, step_lines
+from stateroom.errors import GatewayUnavailable, InvalidRequest
 from stateroom.types import (
     CheckpointInfo,
     CheckpointOptions,
@@ -323,7 +323,7 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
         return self._client.infos(selection, limit)
 
     def trajectory(
-        self, *, checkpoint_id: str | None = None, after: str | None = None
+        self, *, checkpoint_id: str | None = None, after: str | None = None, all_namespaces: bool = False
     ) -> AsyncIterator[TrajectoryStep]:
         """The steps that led to a checkpoint, oldest first, as plain data: changes, messages, writes, model, usage.
 
@@ -333,28 +333,39 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
         Args:
             checkpoint_id: The checkpoint they lead to; the newest when left out.
             after: A step that is there already: only those after it.
+            all_namespaces: The whole thread: one namespace after the other, each up to its newest checkpoint that is
+                not newer than ``checkpoint_id``.
 
         Raises:
             PermissionDenied: The key may not export.
             CheckpointNotFound: There is no such checkpoint, or ``after`` is no step before it.
+            InvalidRequest: ``after`` is of one namespace, and all are asked for.
         """
-        lines = step_lines(checkpoint_id, after)
-        return self._client.steps_of(lines, self._trajectory_call, self._client.pin())
+        if after is not None and all_namespaces:
+            raise InvalidRequest("after is a step of one namespace: leave it out, or all_namespaces")
+        wanted = Wanted(
+            namespace=self.namespace, checkpoint_id=checkpoint_id, after=after, all_namespaces=all_namespaces
+        )
+        return self._client.steps_of(step_lines(wanted), self._lines_call, self._client.pin())
 
-    async def fixture(self, *, checkpoint_id: str | None = None) -> Fixture:
+    async def fixture(self, *, checkpoint_id: str | None = None, all_namespaces: bool = False) -> Fixture:
         """The steps that led to a checkpoint, byte by byte as they are stored, to be loaded into a thread of a test.
 
         Needs a key with ``state:export`` and ``state:read``; the tenant's audit log says who read it.
 
         Args:
             checkpoint_id: The checkpoint they lead to; the newest when left out.
+            all_namespaces: The whole thread: all of its namespaces, each up to its newest checkpoint that is not newer
+                than ``checkpoint_id``.
 
         Raises:
             PermissionDenied: The key may not export.
             CheckpointNotFound: There is no such checkpoint.
         """
-        lines = fixture_lines(checkpoint_id)
-        steps = [step async for step in self._client.steps_of(lines, self._fixture_call, self._client.pin())]
+        lines = fixture_lines(
+            Wanted(namespace=self.namespace, checkpoint_id=checkpoint_id, all_namespaces=all_namespaces)
+        )
+        steps = [step async for step in self._client.steps_of(lines, self._lines_call, self._client.pin())]
         if lines.begun is None or not steps:
             raise GatewayUnavailable("the trajectory has no steps", code="unexpected-answer")
         return Fixture(lines.begun, steps)
@@ -371,6 +382,7 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
         Raises:
             ThreadExists: The thread has other checkpoints.
             CheckpointExists: It has one of these, but with another content.
+            InvalidRequest: It is a fixture of a whole thread, and this is a sub-agent's namespace of one.
         """
         pinned = self._client.pin()
         steps = loading(fixture, self.thread_id, self.namespace, self._pieces, pinned)

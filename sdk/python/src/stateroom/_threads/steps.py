@@ -26,10 +26,9 @@ from stateroom._protocol.wire import (
 )
 from stateroom._remembered.leaf_notes import large_values, notes_by_channel
 from stateroom._remembered.pieces import PieceCache, receiving_state, sending_state
-from stateroom._threads.fixtures import FixtureStep
 from stateroom._threads.long_lists import asked_about, is_due
 from stateroom._threads.plain import from_plain, result_type, state_from_plain, state_to_plain, to_plain
-from stateroom._threads.trajectories import Lines, TrajectoryStep
+from stateroom._threads.trajectories import Lines
 from stateroom.errors import CheckpointNotFound, InvalidRequest, NotFound, OnceKeyReused
 from stateroom.schema import StateVersion, accepted
 from stateroom.types import (
@@ -133,15 +132,9 @@ class ThreadSteps(Generic[StateT]):
         """The head this object last loaded or saved; ``None`` when it found none or never looked."""
         return self._head_id
 
-    def _trajectory_call(self, lines: Lines[TrajectoryStep]) -> Call:
-        """The call for what has not come of a trajectory."""
-        place = self.thread_id, self.namespace, lines.checkpoint_id, lines.after
-        return calls.trajectory(*place, view="state", accepts=self._accepts)
-
-    def _fixture_call(self, lines: Lines[FixtureStep]) -> Call:
-        """The call for what has not come of a fixture."""
-        place = self.thread_id, self.namespace, lines.checkpoint_id, lines.after
-        return calls.trajectory(*place, view="channels", accepts=self._accepts)
+    def _lines_call(self, lines: Lines[Any]) -> Call:
+        """The call for what has not come of a trajectory or a fixture."""
+        return calls.trajectory(self.thread_id, lines.query(), accepts=self._accepts)
 
     def _take_position(self, head_id: str | None, step: int | None) -> None:
         self._known = True

@@ -14,11 +14,14 @@ from datetime import datetime
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from stateroom._protocol.wire import LeafOut
 from stateroom.errors import GatewayUnavailable
-from stateroom.types import Model, PendingWrite, Status, Usage
+from stateroom.types import LargeValue, Model, PendingWrite, Status, Usage
 
 FORMAT = "stateroom-trajectory/1"
+WHOLE_FORMAT = "stateroom-trajectory/2"
 View = Literal["state", "channels"]
 _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "function": "tool"}
 _CHAT_ROLES = frozenset({"user", "assistant", "system", "developer", "tool"})
@@ -72,16 +75,32 @@ class TrajectoryChange(msgspec.Struct, kw_only=True):
     Attributes:
         kind: ``set``, ``append`` (``value`` holds the new elements of a list), or ``remove``.
         value: The value, as plain data.
+        large_values: What the large values in it are, by their paths (JSON pointers); of those whose path is known.
     """
 
     kind: Literal["set", "append", "remove"]
     value: Any = None
+    large_values: dict[str, LargeValue] = {}
+
+
+class TrajectoryWrite(PendingWrite, kw_only=True):
+    """A pending write of a step.
+
+    The other attributes are those of a ``PendingWrite``.
+
+    Attributes:
+        large_values: What the large values in its value are, by their paths (JSON pointers); of those whose path is
+            known.
+    """
+
+    large_values: dict[str, LargeValue] = msgspec.field(default_factory=dict)
 
 
 class RecordedStep(msgspec.Struct, kw_only=True):
     """A checkpoint as a step of a trajectory or a fixture.
 
     Attributes:
+        namespace: The sub-agent's namespace; empty for the root.
         checkpoint_id: The checkpoint's id; ``trajectory(after=...)`` goes on behind it.
         parent_id: The checkpoint it follows; ``None`` for the first.
         step: The agent's step.
@@ -98,6 +117,7 @@ class RecordedStep(msgspec.Struct, kw_only=True):
         delta_channels: Channels whose value is rebuilt from pending writes, and which are in no change.
     """
 
+    namespace: str = ""
     checkpoint_id: str
     parent_id: str | None
     step: int
@@ -127,19 +147,25 @@ class TrajectoryStep(RecordedStep, kw_only=True):
     """
 
     changes: dict[str, TrajectoryChange] = {}
-    writes: list[PendingWrite] = []
+    writes: list[TrajectoryWrite] = []
     messages: list[Message] = []
 
 
 class Begin(msgspec.Struct, tag_field="type", tag="begin", kw_only=True):
-    """The first line."""
+    """The first line; of a whole thread it says how many namespaces there are."""
 
     format: str
     view: View
     thread_id: str
     namespace: str
+    namespaces: int | UnsetType = UNSET
     checkpoint_id: str
     steps: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is of a whole thread."""
+        return self.format == WHOLE_FORMAT
 
 
 class End(msgspec.Struct, tag_field="type", tag="end", kw_only=True):
@@ -150,13 +176,23 @@ class End(msgspec.Struct, tag_field="type", tag="end", kw_only=True):
     steps: int
 
 
-class _Step(TrajectoryStep, tag_field="type", tag="step"):
-    pass
+class _Change(TrajectoryChange, kw_only=True):
+    leaves: list[LeafOut] = []
+
+
+class _Write(TrajectoryWrite, kw_only=True):
+    leaves: list[LeafOut] = msgspec.field(default_factory=list)
+
+
+class _Step(RecordedStep, kw_only=True, tag_field="type", tag="step"):
+    changes: dict[str, _Change] = {}
+    writes: list[_Write] = []
 
 
 class StepLine(Protocol):
     """A step as a line tells it."""
 
+    namespace: str
     checkpoint_id: str
 
 
@@ -164,9 +200,39 @@ StepT = TypeVar("StepT", bound=StepLine)
 _LINE = msgspec.json.Decoder(Begin | _Step | End)
 
 
-def step_lines(checkpoint_id: str | None, after: str | None) -> "Lines[TrajectoryStep]":
-    """Lines of a trajectory whose values are made readable; arguments as for ``Lines``."""
-    return Lines(_LINE, _readable_step, checkpoint_id, after)
+class Wanted(msgspec.Struct, kw_only=True):
+    """What is wanted of a thread, and then what has come of it.
+
+    Attributes:
+        namespace: The namespace; of a whole thread, that of ``checkpoint_id``.
+        checkpoint_id: The checkpoint that it leads to; ``None``: the newest, which the first line names.
+        after: The last step that is there already.
+        after_namespace: The namespace of that.
+        all_namespaces: Whether it is the whole thread.
+    """
+
+    namespace: str
+    checkpoint_id: str | None = None
+    after: str | None = None
+    after_namespace: str = ""
+    all_namespaces: bool = False
+
+    def query(self, view: View) -> tuple[tuple[str, str | None], ...]:
+        """The parameters that ask for what has not come."""
+        is_whole = self.all_namespaces
+        return (
+            ("namespace", None if is_whole and self.checkpoint_id is None else self.namespace),
+            ("namespaces", "all" if is_whole else None),
+            ("checkpoint_id", self.checkpoint_id),
+            ("after", self.after),
+            ("after_namespace", self.after_namespace if is_whole and self.after is not None else None),
+            ("view", view),
+        )
+
+
+def step_lines(wanted: Wanted) -> "Lines[TrajectoryStep]":
+    """Lines of a trajectory whose values are made readable."""
+    return Lines(_LINE, _readable_step, wanted, "state")
 
 
 class Lines(Generic[StepT]):
@@ -175,22 +241,31 @@ class Lines(Generic[StepT]):
     Args:
         decoder: Reads a line: ``Begin``, a step or ``End``.
         finish: Makes of a step as it came what it is given as.
-        checkpoint_id: The checkpoint that it leads to; ``None``: the newest, which the first line names.
-        after: The last step that is there already.
+        wanted: Which trajectory.
+        view: How values come.
     """
 
     def __init__(
         self,
         decoder: "msgspec.json.Decoder[Any]",
         finish: Callable[[Any], StepT],
-        checkpoint_id: str | None,
-        after: str | None,
+        wanted: Wanted,
+        view: View,
     ) -> None:
-        self.checkpoint_id, self.after = checkpoint_id, after
+        self.wanted, self._view = wanted, view
         self.begun: Begin | None = None
         self.is_complete = False
         self._decoder, self._finish = decoder, finish
         self._parts: list[bytes] = []
+
+    @property
+    def after(self) -> str | None:
+        """The last step that is there."""
+        return self.wanted.after
+
+    def query(self) -> tuple[tuple[str, str | None], ...]:
+        """The parameters that ask for what has not come."""
+        return self.wanted.query(self._view)
 
     def begin(self) -> None:
         """Let go of half a line: another answer begins."""
@@ -207,7 +282,7 @@ class Lines(Generic[StepT]):
             line, self._parts = b"".join([*self._parts, each]), []
             step = self._read(line)
             if step is not None:
-                self.after = step.checkpoint_id
+                self.wanted.after, self.wanted.after_namespace = step.checkpoint_id, step.namespace
                 yield step
         if rest:
             self._parts.append(rest)
@@ -218,28 +293,48 @@ class Lines(Generic[StepT]):
         except msgspec.DecodeError:
             raise GatewayUnavailable("a line is no step of a trajectory", code="unexpected-answer") from None
         if isinstance(read, Begin):
-            if read.format != FORMAT:
+            if read.format != (WHOLE_FORMAT if self.wanted.all_namespaces else FORMAT):
                 raise GatewayUnavailable("the trajectory has a newer format", code="unexpected-answer")
-            self.begun, self.checkpoint_id = self.begun or read, read.checkpoint_id
+            self.begun = self.begun or read
+            self.wanted.namespace, self.wanted.checkpoint_id = read.namespace, read.checkpoint_id
             return None
         if isinstance(read, End):
             self.is_complete = True
             return None
+        if not self.wanted.all_namespaces:  # older gateways do not say it
+            read.namespace = self.wanted.namespace
         return self._finish(read)
 
 
-def _readable_step(read: TrajectoryStep) -> TrajectoryStep:
-    for change in read.changes.values():
-        change.value = readable(change.value)
-    for write in read.writes:
-        write.value = readable(write.value)
+def _readable_step(read: _Step) -> TrajectoryStep:
+    fields = {name: getattr(read, name) for name in RecordedStep.__struct_fields__}
+    step = TrajectoryStep(**fields)
     for name, change in read.changes.items():
-        if change.kind != "remove":
-            read.messages += _messages(name, change.value)
+        step.changes[name] = TrajectoryChange(
+            kind=change.kind, value=readable(change.value), large_values=_large_values(change.leaves)
+        )
     for write in read.writes:
-        if write.channel in read.delta_channels:
-            read.messages += _messages(write.channel, write.value)
-    return read
+        shown = {name: getattr(write, name) for name in PendingWrite.__struct_fields__}
+        shown["value"] = readable(write.value)
+        step.writes.append(TrajectoryWrite(**shown, large_values=_large_values(write.leaves)))
+    for name, told in step.changes.items():
+        if told.kind != "remove":
+            step.messages += _messages(name, told.value)
+    for each in step.writes:
+        if each.channel in step.delta_channels:
+            step.messages += _messages(each.channel, each.value)
+    return step
+
+
+def _large_values(leaves: Iterable[LeafOut]) -> dict[str, LargeValue]:
+    """What is known of large values, by their paths in a value."""
+    return {
+        each.path: LargeValue(
+            piece=each.piece, size_bytes=each.size_bytes, media_type=each.media_type, preview=each.preview
+        )
+        for each in leaves
+        if each.path is not None
+    }
 
 
 def readable_msgpack(data: bytes) -> Any:

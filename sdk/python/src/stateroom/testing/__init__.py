@@ -5,7 +5,7 @@ everything in clear: keep it where the state itself may be kept. What needs Lang
 ``stateroom.testing.graphs``.
 """
 
-from stateroom._threads.fixtures import ChannelChange, Fixture, FixtureStep, FixtureWrite, LoadsFixtures
+from stateroom._threads.fixtures import ChannelChange, Fixture, FixtureLeaf, FixtureStep, FixtureWrite, LoadsFixtures
 from stateroom.errors import FixtureUnreadable
 from stateroom.testing.comparing import prompt_hash
 from stateroom.testing.replay import Comparison, Made, Report, StepReport, check_run
@@ -14,6 +14,7 @@ __all__ = [
     "ChannelChange",
     "Comparison",
     "Fixture",
+    "FixtureLeaf",
     "FixtureStep",
     "FixtureUnreadable",
     "FixtureWrite",

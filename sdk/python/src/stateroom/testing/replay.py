@@ -173,6 +173,9 @@ def _cases(fixture: Fixture) -> Iterator[Case | StepReport]:
     ancestors = list[tuple[FixtureStep, Mapping[str, ChannelOut]]]()
     held: tuple[FixtureStep, Mapping[str, ChannelOut]] | None = None
     for step, channels in fixture.checkpoints():
+        if fixture.is_whole and step.namespace:  # the program is the root's
+            yield _skipped(step, f"it is of the namespace {step.namespace!r}: make a fixture of that")
+            continue
         if held is None:
             yield _skipped(step, "what was before it is not in the fixture")
         elif step.source in _GIVEN:
