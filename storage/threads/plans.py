@@ -289,7 +289,7 @@ class Plans:
     async def lock(
         self, transaction: Transaction, target: Target, plan: Plan, taken: Sequence[CheckpointRef] = ()
     ) -> LockedThread:
-        """As `locked`, in a transaction that has begun, and in which the checkpoints ``taken`` were removed already.
+        """Lock the thread as `locked` does, in a transaction that has begun and has removed the checkpoints ``taken``.
 
         `storage.control.rows.ControlRows.ready` is for the caller, before it begins.
         """

@@ -28,7 +28,7 @@ class TrajectoryQuery:
     """Which trajectory is wanted.
 
     Attributes:
-        thread_id: The thread.
+        thread_id: The id of the thread to read.
         namespace: The namespace; of a whole thread, that of ``checkpoint_id``.
         checkpoint_id: The checkpoint that it leads to; None: the newest. Of a whole thread, the newest that is told.
         after: The step that it begins after; None: at the first.
