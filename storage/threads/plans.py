@@ -333,11 +333,14 @@ class Plans:
     ) -> LockedThread:
         await self._sealing.check_keys_in(transaction, target.scope, plan.sealer)
         thread = open_thread_seal(plan.sealer, target.thread_id, row.created_at, row.seal)
-        if thread.incarnation != plan.incarnation:
-            raise Gone
+        self._check_life(plan, thread)
         locked = LockedThread(transaction, target, plan, row.created_at, thread, taken)
         await self._catch_up(locked)
         return locked
+
+    def _check_life(self, plan: Plan, thread: ThreadSeal) -> None:
+        if thread.incarnation != plan.incarnation:
+            raise Gone
 
     async def _catch_up(self, locked: LockedThread) -> None:
         """Learn which checkpoints came or went since the plan was true."""

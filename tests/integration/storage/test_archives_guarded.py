@@ -63,7 +63,7 @@ class Bucket:
 
     def __init__(self, store, scope):
         self._objects = store.archive._objects
-        self._standings = store.archive._standings
+        self._states = store.archive._states
         self._prefix = tenant_prefix(scope.tenant_id, "archive")
 
     @property
@@ -78,7 +78,7 @@ class Bucket:
 
     def remove(self, key):
         del self._objects[key]
-        del self._standings[key]
+        del self._states[key]
 
 
 @pytest.fixture
@@ -462,7 +462,7 @@ async def test_rows_stay_when_the_object_does_not_come_back_as_it_was_sent(datab
                 altered = whole[:-1] + bytes([whole[-1] ^ 1])
                 bucket.inner._objects[key] = bytes(len(whole)) if damage == "replaced" else altered
                 if damage == "gone":
-                    del bucket.inner._objects[key], bucket.inner._standings[key]
+                    del bucket.inner._objects[key], bucket.inner._states[key]
 
         bucket.hook = spoil
         with pytest.raises(IntegrityFailure):

@@ -163,7 +163,7 @@ async def test_a_damaged_object_of_a_segment_is_refused(store, scope, attack):
     whole = objects[first]
     if attack == "missing":
         del objects[first]
-        del store.archive._standings[first]
+        del store.archive._states[first]
     else:
         middle = len(whole) // 2
         altered = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
