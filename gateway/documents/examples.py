@@ -381,12 +381,14 @@ ANSWERS: dict[str, Any] = {
     "get_retention_round": {
         "state": "running", "lease_until": "2026-03-01T09:04:42Z", "due_at": None, "started_at": _CREATED,
         "finished_at": None, "looked_at": 1_500, "hot": 4_000, "archive": 900, "held": 1,
-        "done": {"archive": 7, "thin": 2}, "due": {"delete": 1}, "late_since": "2026-03-01T08:59:00Z",
+        "done": {"archive": 7, "thin": 2}, "due": {"delete": 1}, "over_quota": 0,
+        "late_since": "2026-03-01T08:59:00Z",
     },
     "begin_retention_round": {
         "state": "running", "lease_until": "2026-03-01T09:04:42Z", "due_at": None, "started_at": _CREATED,
         "finished_at": None, "looked_at": 1_500, "hot": 4_000, "archive": 900, "held": 1,
-        "done": {"archive": 7, "thin": 2}, "due": {"delete": 1}, "late_since": "2026-03-01T08:59:00Z",
+        "done": {"archive": 7, "thin": 2}, "due": {"delete": 1}, "over_quota": 0,
+        "late_since": "2026-03-01T08:59:00Z",
     },
     "get_thread_retention": {
         **_THREAD_RETENTION, "policy": {}, "effective": _EFFECTIVE, "updated_at": None,

@@ -339,6 +339,7 @@ MEMBERS: dict[str, str] = {
     "RetentionPreview.at": "The time that the round is thought to be at.",
     "RetentionPreview.damaged": "Threads that a damaged policy could apply to, and keeps.",
     "RetentionRound.archive": "Threads in the archive, of those looked at.",
+    "RetentionRound.over_quota": "Acts that were left because the tenant's quota of bytes in the object store is used.",
     "RetentionRound.state": "running: a process has it; waiting: for due_at, or for a process; none: no policy says "
     "anything.",
     "RetentionStep.at": "When, or as soon as a round comes by if that is past.",

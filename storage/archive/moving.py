@@ -297,18 +297,18 @@ class Archives:
             BlobUnavailable: The object store does not answer; nothing changed.
             CommitUnknown: It is in one of the two places; repeat it to learn in which.
         """
-        restored = await self._restored(scope, thread_id, actor)
+        restored = await self._restored(scope, thread_id, actor, needs_room=True)
         return bool(await self.bringing_back.bring_back(scope, thread_id, actor=actor)) or restored
 
-    async def _restored(self, scope: Scope, thread_id: str, actor: str) -> bool:
+    async def _restored(self, scope: Scope, thread_id: str, actor: str, *, needs_room: bool) -> bool:
         """Bring back what an archived thread has in no segment."""
 
         async def work(sealer: Sealer) -> bool:
-            return await self._restore_once(scope, sealer.without_share, thread_id, actor)
+            return await self._restore_once(scope, sealer.without_share, thread_id, actor, needs_room)
 
         return await self._sealing.run(scope, work, ThreadNotFound())
 
-    async def _restore_once(self, scope: Scope, sealer: Sealer, thread_id: str, actor: str) -> bool:
+    async def _restore_once(self, scope: Scope, sealer: Sealer, thread_id: str, actor: str, needs_room: bool) -> bool:
         async with self._sealing.unit_of_work.snapshot(scope) as transaction:
             await self._sealing.check_keys_in(transaction, scope, sealer)
             thread = await transaction.fetch_one(sql.SIZED_THREAD, thread_id=thread_id)
@@ -324,7 +324,8 @@ class Archives:
             raise IntegrityFailure("rows of an archived thread are in the database, too")
         if stub.hot_bytes > self._restoring.bytes_max:
             raise ArchiveTooLarge
-        self._sealing.row_quotas.require_room(scope)
+        if needs_room:
+            self._sealing.row_quotas.require_room(scope)
         moved = stub.checkpoints + stub.pending_writes + stub.chunks
         async with self._restoring.holding(stub.hot_bytes + moved * ROW_BYTES, scope.tenant_id):
             check = ArchiveCheck(sealer, thread_id, thread, heads)
@@ -356,15 +357,18 @@ class Archives:
                 transaction, scope.tenant_id, actor, "thread.restore", audit_target(scope, stub.thread_id), told(stub)
             )
 
-    async def bring_back(self, scope: Scope, thread_id: str, segment: int | None = None) -> None:
+    async def bring_back(
+        self, scope: Scope, thread_id: str, segment: int | None = None, *, needs_room: bool = True
+    ) -> None:
         """Restore what somebody writes to, on the gateway's own account.
 
-        ``segment`` None: an archived thread without its segments, or all segments of a hot one.
+        ``segment`` None: an archived thread without its segments, or all segments of a hot one. ``needs_room``: only to
+        a tenant that may store rows.
         """
         with suppress(ThreadNotFound):  # deleted meanwhile: whoever writes finds that out, or makes it anew
-            if segment is None and await self._restored(scope, thread_id, GATEWAY_ACTOR):
+            if segment is None and await self._restored(scope, thread_id, GATEWAY_ACTOR, needs_room=needs_room):
                 return
-            await self.bringing_back.bring_back(scope, thread_id, segment, actor=GATEWAY_ACTOR)
+            await self.bringing_back.bring_back(scope, thread_id, segment, actor=GATEWAY_ACTOR, needs_room=needs_room)
 
     # --- expiring --------------------------------------------------------------------------------------------------
 

@@ -525,6 +525,35 @@ async def test_an_object_store_that_is_away_puts_archiving_off(store, scope, ten
     assert 0 <= census.age_seconds < 60
 
 
+async def test_a_tenant_at_its_quota_of_bytes_is_told_why_its_rows_stay(store, scope, tenant, clock, admin):
+    await fill(store, scope)
+    for number in range(6):
+        await save(store, scope, "t2", content=state(n=number))
+    await switch_on(store, SEGMENTS)
+    await admin.execute(
+        "INSERT INTO stateroom.blob_usage (tenant_id, bytes, quota_bytes) VALUES ($1, 0, 1)"
+        " ON CONFLICT (tenant_id) DO UPDATE SET quota_bytes = 1",
+        scope.tenant_id,
+    )
+    await store.retention_policies.put(
+        tenant,
+        None,
+        Policy(idle_ttl_seconds=60 * DAY, checkpoints_idle_ttl_seconds=DAY, keep_hot=Thinning(keep_last=1)),
+    )
+    await clock.go_on(40 * DAY)
+    done = await perform(store, clock, tenant)
+    assert (done["over_quota"], "left" in done, "failed" in done) == (2, False, False)
+    status = await store.retaining.status(tenant)
+    assert (status.counts["over_quota"], status.counts["due_segment"]) == (2, 2)
+    await clock.go_on(40 * DAY)
+    assert (await perform(store, clock, tenant))["over_quota"] == 2
+    assert (await store.retaining.status(tenant)).counts["due_archive"] == 2
+    assert await tiers(store, scope) == {"t1": "hot", "t2": "hot"}
+    await admin.execute("UPDATE stateroom.blob_usage SET quota_bytes = NULL WHERE tenant_id = $1", scope.tenant_id)
+    assert (await perform(store, clock, tenant))["archived"] == 2
+    assert "over_quota" not in (await store.retaining.status(tenant)).counts
+
+
 async def test_a_deployment_without_an_archive_only_deletes(database, root_key, scope, tenant, clock):
     async with opened(database, root_key, clock=clock) as store:
         await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=DAY))
