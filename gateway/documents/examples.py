@@ -242,6 +242,13 @@ ANSWERS: dict[str, Any] = {
         "segments": {
             "segments": 12, "checkpoints": 9_400, "pending_writes": 31, "hot_bytes": 61_204_900,
             "size_bytes": 20_118_400,
+            "ranges": [
+                {
+                    "segment": 12, "volume": 9, "first_id": "1f0a2b3c-4d5e-6f70-8a9b-0c1d2e3f4a5b",
+                    "last_id": "1f0a2b3c-9d5e-6f70-8a9b-0c1d2e3f4a5b", "checkpoints": 800,
+                },
+            ],
+            "restoring": {"job_id": _JOB, "state": "thawing", "retry_after_seconds": 900.0, "progress": 0.4},
         },
         "archive": {
             "state": "thawing", "storage_class": "GLACIER", "checkpoints": 210, "pending_writes": 0,

@@ -66,7 +66,8 @@ SAVE = st.fixed_dictionaries(
 WRITE = st.fixed_dictionaries(
     {
         "verb": st.just("write"), "namespace": NAMESPACES, "on": NUMBERS, "task": st.sampled_from(["k1", "é"]),
-        "path": st.sampled_from(["", "~1", "~2"]), "idx": st.integers(-2, 2), "channel": st.sampled_from(CHANNELS),
+        "path": st.sampled_from(["", "~1", "~2"]), "idx": st.sampled_from([-4, -3, -2, -1, 0, 1, 2]),
+        "channel": st.sampled_from([*CHANNELS, "__interrupt__", "__resume__"]),
         "value": VALUES, "status": optional(STATUSES),
     }
 )  # fmt: skip

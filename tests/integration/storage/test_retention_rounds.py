@@ -25,7 +25,7 @@ from storage.errors import (
 from storage.model import TaskWrites, Tenant, ThreadLink
 from storage.postgres.statement import Statement
 from storage.retention.planner import Ceilings, Effective, Plan, Policy, Thinning
-from storage.retention.rounds import Acts, Retaining, RoundLimits
+from storage.retention.rounds import AGAIN_SECONDS, Acts, Retaining, RoundLimits
 from storage.scope import OperatorScope, Scope, TenantListing, TenantScope
 from storage.statements.rules import retention as retention_sql
 from storage.threads.holds import refuse_held
@@ -525,35 +525,6 @@ async def test_an_object_store_that_is_away_puts_archiving_off(store, scope, ten
     assert 0 <= census.age_seconds < 60
 
 
-async def test_a_tenant_at_its_quota_of_bytes_is_told_why_its_rows_stay(store, scope, tenant, clock, admin):
-    await fill(store, scope)
-    for number in range(6):
-        await save(store, scope, "t2", content=state(n=number))
-    await switch_on(store, SEGMENTS)
-    await admin.execute(
-        "INSERT INTO stateroom.blob_usage (tenant_id, bytes, quota_bytes) VALUES ($1, 0, 1)"
-        " ON CONFLICT (tenant_id) DO UPDATE SET quota_bytes = 1",
-        scope.tenant_id,
-    )
-    await store.retention_policies.put(
-        tenant,
-        None,
-        Policy(idle_ttl_seconds=60 * DAY, checkpoints_idle_ttl_seconds=DAY, keep_hot=Thinning(keep_last=1)),
-    )
-    await clock.go_on(40 * DAY)
-    done = await perform(store, clock, tenant)
-    assert (done["over_quota"], "left" in done, "failed" in done) == (2, False, False)
-    status = await store.retaining.status(tenant)
-    assert (status.counts["over_quota"], status.counts["due_segment"]) == (2, 2)
-    await clock.go_on(40 * DAY)
-    assert (await perform(store, clock, tenant))["over_quota"] == 2
-    assert (await store.retaining.status(tenant)).counts["due_archive"] == 2
-    assert await tiers(store, scope) == {"t1": "hot", "t2": "hot"}
-    await admin.execute("UPDATE stateroom.blob_usage SET quota_bytes = NULL WHERE tenant_id = $1", scope.tenant_id)
-    assert (await perform(store, clock, tenant))["archived"] == 2
-    assert "over_quota" not in (await store.retaining.status(tenant)).counts
-
-
 async def test_a_deployment_without_an_archive_only_deletes(database, root_key, scope, tenant, clock):
     async with opened(database, root_key, clock=clock) as store:
         await store.retention_policies.put(tenant, None, Policy(idle_ttl_seconds=DAY))
@@ -886,6 +857,30 @@ async def test_older_checkpoints_of_a_thread_that_is_used_leave_the_database_and
         assert "segmented" not in await perform(store, clock, tenant)
         assert (await store.verification.subject(scope)).findings == []
         assert ("segment.archive", f'thread:["{scope.subject_id}","t1"]') in await said(store, tenant)
+
+
+async def test_a_tenant_at_its_quota_of_bytes_is_told_why_its_rows_stay(
+    database, root_key, scope, tenant, admin, clock
+):
+    bucket = MemoryBlobStore()
+    await grown(database, root_key, bucket, scope, 90, 4)
+    quota = (
+        "INSERT INTO stateroom.blob_usage (tenant_id, bytes, quota_bytes) VALUES ($1, 0, $2)"
+        " ON CONFLICT (tenant_id) DO UPDATE SET quota_bytes = $2"
+    )
+    async with opened(database, root_key, archive=bucket, clock=clock) as store:
+        await switch_on(store, SEGMENTS)
+        await store.retention_policies.put(tenant, None, Policy(checkpoints_idle_ttl_seconds=30 * DAY))
+        await admin.execute(quota, scope.tenant_id, 1)
+        for _ in range(2):
+            assert await perform(store, clock, tenant) == {"threads": 1, "over_quota": 1}
+        counts = (await store.retaining.status(tenant)).counts
+        assert (counts["over_quota"], counts["due_segment"]) == (1, 1)
+        due_at = (await store.retaining.status(tenant)).due_at
+        assert due_at - datetime.now(UTC) > timedelta(seconds=2 * AGAIN_SECONDS), "it is no matter of minutes"
+        await admin.execute(quota, scope.tenant_id, None)
+        assert (await perform(store, clock, tenant))["segmented"] == 1
+        assert "over_quota" not in (await store.retaining.status(tenant)).counts
 
 
 async def test_rounds_take_finished_calls_of_which_only_the_heads_are_old(
