@@ -49,7 +49,7 @@ PROBE_ANSWER_SECONDS_MAX = 5.0  # an event loop that takes longer to say that it
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _SWEEP_STEPS = ("expired", "removed", "tombstones", "marked", "strays", "condemned", "deleted", "failed")
 _RETAINED = ("archived", "deleted", "expired", "segmented", "segments_expired", "thinned")
-_RETENTION_FAILURES = ("round", "act")
+_RETENTION_FAILURES = ("round", "act", "quota")
 _ROW_COUNT_FAILURES = ("count", "refresh")
 _METHODS = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH"})
 
@@ -366,6 +366,7 @@ class Metrics:
             child.inc(getattr(done, name))
         self.retained_bytes_total.inc(done.bytes)
         self.retention_failures_total.labels("act").inc(done.failed)
+        self.retention_failures_total.labels("quota").inc(done.over_quota)
         self.round_ended("retention")
 
     def retention_counted(self, census: RetentionCensus) -> None:

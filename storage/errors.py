@@ -76,6 +76,8 @@ class ThreadArchived(Conflict):
         retry_after_seconds: float | None = None,
         progress: float | None = None,
         segment: int | None = None,
+        *,
+        needs_room: bool = True,
     ) -> None:
         """Say how far away the thread's rows are.
 
@@ -86,6 +88,8 @@ class ThreadArchived(Conflict):
             retry_after_seconds: When it is worth asking again.
             progress: Of a thaw, from 0 to 1, going by how long one takes at most; None where nobody knows.
             segment: The number of the segment that has the rows; None: the whole thread is to come back.
+            needs_room: Whether rows come back only to a tenant that may store some. One that is over its quota has to
+                be able to remove what it has, and to be told that what it repeats is stored.
         """
         messages = {
             "archived": None,
@@ -98,6 +102,7 @@ class ThreadArchived(Conflict):
         self.retry_after_seconds = retry_after_seconds
         self.progress = progress
         self.segment = segment
+        self.needs_room = needs_room
 
 
 class ThreadActive(Conflict):

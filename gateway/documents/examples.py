@@ -242,6 +242,13 @@ ANSWERS: dict[str, Any] = {
         "segments": {
             "segments": 12, "checkpoints": 9_400, "pending_writes": 31, "hot_bytes": 61_204_900,
             "size_bytes": 20_118_400,
+            "ranges": [
+                {
+                    "segment": 12, "volume": 9, "first_id": "1f0a2b3c-4d5e-6f70-8a9b-0c1d2e3f4a5b",
+                    "last_id": "1f0a2b3c-9d5e-6f70-8a9b-0c1d2e3f4a5b", "checkpoints": 800,
+                },
+            ],
+            "restoring": {"job_id": _JOB, "state": "thawing", "retry_after_seconds": 900.0, "progress": 0.4},
         },
         "archive": {
             "state": "thawing", "storage_class": "GLACIER", "checkpoints": 210, "pending_writes": 0,
@@ -381,12 +388,14 @@ ANSWERS: dict[str, Any] = {
     "get_retention_round": {
         "state": "running", "lease_until": "2026-03-01T09:04:42Z", "due_at": None, "started_at": _CREATED,
         "finished_at": None, "looked_at": 1_500, "hot": 4_000, "archive": 900, "held": 1,
-        "done": {"archive": 7, "thin": 2}, "due": {"delete": 1}, "late_since": "2026-03-01T08:59:00Z",
+        "done": {"archive": 7, "thin": 2}, "due": {"delete": 1}, "over_quota": 0,
+        "late_since": "2026-03-01T08:59:00Z",
     },
     "begin_retention_round": {
         "state": "running", "lease_until": "2026-03-01T09:04:42Z", "due_at": None, "started_at": _CREATED,
         "finished_at": None, "looked_at": 1_500, "hot": 4_000, "archive": 900, "held": 1,
-        "done": {"archive": 7, "thin": 2}, "due": {"delete": 1}, "late_since": "2026-03-01T08:59:00Z",
+        "done": {"archive": 7, "thin": 2}, "due": {"delete": 1}, "over_quota": 0,
+        "late_since": "2026-03-01T08:59:00Z",
     },
     "get_thread_retention": {
         **_THREAD_RETENTION, "policy": {}, "effective": _EFFECTIVE, "updated_at": None,

@@ -339,6 +339,7 @@ MEMBERS: dict[str, str] = {
     "RetentionPreview.at": "The time that the round is thought to be at.",
     "RetentionPreview.damaged": "Threads that a damaged policy could apply to, and keeps.",
     "RetentionRound.archive": "Threads in the archive, of those looked at.",
+    "RetentionRound.over_quota": "Acts that were left because the tenant's quota of bytes in the object store is used.",
     "RetentionRound.state": "running: a process has it; waiting: for due_at, or for a process; none: no policy says "
     "anything.",
     "RetentionStep.at": "When, or as soon as a round comes by if that is past.",
@@ -382,6 +383,17 @@ MEMBERS: dict[str, str] = {
     "TenantRecovery.reason": "Why; recorded in the tenant's audit log, where the tenant reads it.",
     "TenantSuspension.reason": "Why; recorded in the tenant's audit log, where it reads it once it is resumed.",
     "TenantRequest.name": "The tenant's name, which no other tenant has.",
+    "SegmentsRestoring.job_id": "The restore that brings them back.",
+    "SegmentsRestoring.progress": "How far the thaw of the next one is, from 0 to 1; null: nobody knows.",
+    "SegmentsRestoring.retry_after_seconds": "After how many seconds asking again tells more.",
+    "SegmentsRestoring.state": "ready: the next one can be read; frozen: it must be thawed; thawing: that was "
+    "asked for; unknown: the object store does not answer.",
+    "ThreadSegment.segment": "Its number in the thread.",
+    "ThreadSegment.volume": "The number of the first segment that has pieces for this one.",
+    "ThreadSegment.first_id": "The least id of its checkpoints.",
+    "ThreadSegment.last_id": "The greatest id of its checkpoints.",
+    "ThreadSegments.ranges": "The segments by number; of more than 1,000, those with the greatest.",
+    "ThreadSegments.restoring": "The restore that brings segments back; absent: there is none.",
     "ThreadArchive.job_id": "The restore that is under way; null: none is.",
     "ThreadArchive.progress": "How far its thaw is, from 0 to 1; null: none is under way.",
     "ThreadArchive.state": "ready: it can be read where it is; frozen: it must be thawed; thawing; unknown: the object "

@@ -41,6 +41,7 @@ PARAMETERS: dict[str, str] = {
     "resolve": "inline: the artifacts that the state names come along; previews: what is said of them, without "
     "their content; pointers: only what names them.",
     "run_id": "Only what this run made.",
+    "segment": "The number of the one segment of a hot thread that comes back; absent: all of the thread does.",
     "since": "Only checkpoints stored at this time (RFC 3339, with a zone) or later.",
     "skip_existing": "Whether threads that exist here are passed over, instead of ending the import.",
     "source": "Only checkpoints with this source.",

@@ -20,6 +20,12 @@ from storage.scope import Scope
 _Count = Annotated[int, Meta(ge=0, le=1_000_000)]
 
 
+class RestoreQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What comes back: ``segment`` by its number in the thread, with what its volume got later; absent: all."""
+
+    segment: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+
+
 class ArchiveQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """What moves, and where to: ``storage_class`` is the objects'; absent: the bucket's own.
 
@@ -75,7 +81,14 @@ def described(status: ArchiveStatus) -> wire.threads.ThreadArchive | UnsetType:
 
 def segments_out(status: ArchiveStatus) -> wire.threads.ThreadSegments | UnsetType:
     """What a thread shows of its segments; nothing of one without."""
-    return UNSET if status.segments is None else wire.threads.ThreadSegments.of(status.segments)
+    if status.segments is None:
+        return UNSET
+    newest = sorted(status.ranges, key=lambda each: each.segment)[-wire.threads.SEGMENTS_SHOWN_MAX :]
+    restoring: wire.threads.SegmentsRestoring | UnsetType = UNSET
+    if status.tier == "hot" and status.state != "hot" and status.job_id is not None:
+        restoring = wire.threads.SegmentsRestoring.of(status, job_id=str(status.job_id))
+    ranges = [wire.threads.ThreadSegment.of(each) for each in newest]
+    return wire.threads.ThreadSegments.of(status.segments, ranges=ranges, restoring=restoring)
 
 
 @Operation(
@@ -107,20 +120,25 @@ async def archive_thread(call: Call[Scope], thread_id: str) -> Answer:
 @Operation(
     "POST /v1/threads/{thread_id}/restore",
     reach=SUBJECT,
-    summary="Bring a thread back from the archive with all of its segments, thawing them first if need be; a job "
-    "does it (202). 200: all of it is hot. Repeating while it goes on names the same job. How far it is shows in GET "
-    "of the thread.",
+    summary="Bring a thread back from the archive with all of its segments, or one of them, thawing them first if "
+    "need be; a job does it (202). 200: all of it is hot. Repeating while it goes on names the same job. How far it is "
+    "shows in GET of the thread.",
     permission="state:write",
+    query=RestoreQuery,
     returns=wire.jobs.Job,
     returns_otherwise=wire.threads.Thread,
     statuses=(202, 200),
-    problems=("thread-not-found", "thread-busy", "archive-unavailable"),
+    problems=("thread-not-found", "thread-busy", "thread-archived", "archive-unavailable"),
 )
 async def restore_thread(call: Call[Scope], thread_id: str) -> Answer:
+    query = call.exchange.query(RestoreQuery)
     name = path_id(thread_id, "thread_id")
     thread = await call.store.threads.get(call.scope, name)
     if thread.tier == "hot" and not thread.segmented:
         return call.exchange.reply(thread_out(thread))
-    beginning = call.store.archives.begin_restore(call.scope, name, call.actor)
-    job_id = await call.services.write(call.scope, name, beginning)
+    beginning = call.store.archives.begin_restore(call.scope, name, call.actor, query.segment)
+    try:
+        job_id = await call.services.write(call.scope, name, beginning)
+    except InvalidState as error:  # it was not in a body
+        raise InvalidRequest(Fault(detail=str(error), parameter="segment")) from None
     return await begun(call, job_id)

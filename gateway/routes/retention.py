@@ -253,6 +253,7 @@ def _round(status: RoundStatus | None) -> wire.retention.RetentionRound:
         held=counts.get("held", 0),
         done=by_action["done"],
         due=by_action["due"],
+        over_quota=counts.get("over_quota", 0),
     )
 
 

@@ -29,10 +29,36 @@ class ThreadArchive(Response):
     job_id: str | None
 
 
+SEGMENTS_SHOWN_MAX = 1_000
+
+
+class ThreadSegment(Response):
+    """One segment of a thread: its number, and from which id to which its checkpoints are.
+
+    Segments of the same ``volume`` need each other's objects: those with greater numbers come back along with one.
+    """
+
+    segment: int
+    volume: int
+    first_id: str
+    last_id: str
+    checkpoints: int
+
+
+class SegmentsRestoring(Response):
+    """The restore that brings segments back: whether the next object can be read, and how far its thaw is."""
+
+    job_id: str
+    state: Literal["ready", "frozen", "thawing", "unknown"]
+    retry_after_seconds: float
+    progress: float | None
+
+
 class ThreadSegments(Response):
     """What a thread has in segments: old checkpoints that are read where they are, and come back when written to.
 
-    ``hot_bytes`` are what their rows took in the database, ``size_bytes`` the objects.
+    ``hot_bytes`` are what their rows took in the database, ``size_bytes`` the objects. ``ranges`` are the segments by
+    number, of more than 1,000 those with the greatest; ``restoring`` is there while a job brings some back.
     """
 
     segments: int
@@ -40,6 +66,8 @@ class ThreadSegments(Response):
     pending_writes: int
     hot_bytes: int
     size_bytes: int
+    ranges: list[ThreadSegment]
+    restoring: SegmentsRestoring | UnsetType = UNSET
 
 
 class ThreadParent(Response):

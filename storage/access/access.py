@@ -26,11 +26,12 @@ R = TypeVar("R")
 class Restorer(Protocol):
     """Brings threads back from the archive."""
 
-    async def bring_back(self, scope: Scope, thread_id: str, segment: int | None) -> None:
+    async def bring_back(self, scope: Scope, thread_id: str, segment: int | None, *, needs_room: bool) -> None:
         """Bring a thread back, or what the segment of this number needs, if the objects can be read.
 
         Raises:
             ThreadArchived: an object has to be thawed first.
+            RowQuotaExceeded: it ``needs_room``, and the tenant may store no more rows.
         """
 
     async def thaw_progress(self, scope: Scope, thread_id: str) -> float | None:
@@ -158,7 +159,7 @@ class Access(Sealing):
             await self._tell_progress(scope, archived)
             return
         try:
-            await self._restorer.bring_back(scope, archived.thread_id, archived.segment)
+            await self._restorer.bring_back(scope, archived.thread_id, archived.segment, needs_room=archived.needs_room)
         except ThreadArchived as frozen:
             await self._tell_progress(scope, frozen)
 

@@ -296,12 +296,13 @@ class Jobs:
 
     async def open(self, transaction: Transaction, tenant_id: UUID, kind: str, target: str) -> UUID | None:
         """The job of this kind and target that has not ended, if there is one that a gateway wrote."""
-        for row in await transaction.fetch_all(
-            sql.OPEN, owner=tenant_id, kind=kind, target=target, page_rows=_PAGE_ROWS
-        ):
-            if self.is_sound(row):
-                return row.job_id
-        return None
+        found = await self.all_open(transaction, tenant_id, kind, target)
+        return found[0].job_id if found else None
+
+    async def all_open(self, transaction: Transaction, tenant_id: UUID, kind: str, target: str) -> list[sql.JobRow]:
+        """The jobs of this kind and target that have not ended and that a gateway wrote, the oldest first."""
+        rows = await transaction.fetch_all(sql.OPEN, owner=tenant_id, kind=kind, target=target, page_rows=_PAGE_ROWS)
+        return [row for row in rows if self.is_sound(row)]
 
     async def rows(self, transaction: Transaction, tenant_id: UUID) -> AsyncIterator[tuple[Row, Proof]]:
         """Every job of a tenant, as it is proved, and its stored proof: for a check of all of them."""

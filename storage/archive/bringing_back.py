@@ -46,23 +46,26 @@ class BringingBack:
         self._audit = audit
         self._restoring = Budget(RESTORING_BYTES_MAX)
 
-    async def bring_back(self, scope: Scope, thread_id: str, number: int | None = None, *, actor: str) -> int:
+    async def bring_back(
+        self, scope: Scope, thread_id: str, number: int | None = None, *, actor: str, needs_room: bool = True
+    ) -> int:
         """Bring a segment back with those that need its pieces, or all of them; returns how many checkpoints came.
 
-        ``number`` None: all. One that is not there any more is back already.
+        ``number`` None: all. One that is not there any more is back already. ``needs_room``: only to a tenant that may
+        store rows.
 
         Raises:
             ThreadNotFound: There is no such thread.
             ThreadArchived: The thread is archived as a whole, or an object has to be thawed first.
             ArchiveUnavailable: This process has no bucket of archives.
-            RowQuotaExceeded: Rows would come back to a tenant that may store no more.
+            RowQuotaExceeded: Rows would come back, for which there has to be room, to a tenant that may store no more.
             IntegrityFailure: An object is missing, damaged, or another one.
             BlobUnavailable: The object store does not answer.
         """
         brought = 0
         while True:
             restored = await self._sealing.run(
-                scope, lambda sealer: self._one(scope, sealer, thread_id, number, actor), ThreadNotFound()
+                scope, lambda sealer: self._one(scope, sealer, thread_id, number, actor, needs_room), ThreadNotFound()
             )
             if restored is None:
                 return brought
@@ -70,7 +73,9 @@ class BringingBack:
             if restored.segment == number:
                 return brought
 
-    async def _one(self, scope: Scope, sealer: Sealer, thread_id: str, number: int | None, actor: str) -> Stub | None:
+    async def _one(
+        self, scope: Scope, sealer: Sealer, thread_id: str, number: int | None, actor: str, needs_room: bool
+    ) -> Stub | None:
         """Bring back one segment, whose pieces no other segment needs; None: there is none to bring back."""
         async with self._sealing.unit_of_work.snapshot(scope) as transaction:
             await self._sealing.check_keys_in(transaction, scope, sealer)
@@ -89,7 +94,8 @@ class BringingBack:
                 return None
             stubs = [await stub_of(transaction, each) for each in segments.of_volume(chosen)]
             listed = {each.segment: await lists.piece_ids(each) for each in segments.of_volume(chosen)}
-        self._sealing.row_quotas.require_room(scope)
+        if needs_room:
+            self._sealing.row_quotas.require_room(scope)
         async with self._restoring.holding(memory_bytes(stubs[-1]), scope.tenant_id):
             rows = await self._rows(scope, sealer, stubs, listed)
             await self._flip_back(scope, sealer, stubs[-1], rows, actor)

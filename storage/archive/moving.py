@@ -27,7 +27,7 @@ stale is not decided here, and whether a caller may do this is the gateway's to 
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final, Literal
 from uuid import UUID
@@ -77,9 +77,10 @@ from storage.ledger.streams import BlobWriter, Budget
 from storage.model import Removal, Status
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope, TenantScope
+from storage.statements.deployment.jobs import JobRow
 from storage.statements.threads import archives as sql
 from storage.statements.threads import threads as threads_sql
-from storage.statements.threads.archives import SegmentTotals, SizedThreadRow
+from storage.statements.threads.archives import SegmentRow, SegmentTotals, SizedThreadRow
 from storage.statements.threads.threads import HeadRow
 from storage.threads.plans import Guard
 from storage.threads.pruning import NOTHING
@@ -114,12 +115,14 @@ class ArchiveStatus:
     """Where a thread's rows are, and how far away.
 
     Attributes:
-        state: ``hot``, or whether the object can be read; ``unknown`` if there is no object store that answers.
+        state: ``hot``, or whether the object can be read; ``unknown`` if there is no object store that answers. Of a
+            hot thread whose segments a restore brings back, whether the next one can.
         retry_after_seconds: The seconds after which it is worth asking again.
         progress: How far the thaw is that a restore waits for, from 0 to 1; None: it is not known.
         job_id: The job of the restore that is under way, if one is.
         stub: The thread's row of ``archives``; None of a hot thread.
         segments: What the thread has in segments; None: nothing.
+        ranges: Each of them, in the order of their ranges.
     """
 
     tier: Literal["hot", "archive"]
@@ -129,6 +132,7 @@ class ArchiveStatus:
     job_id: UUID | None = None
     stub: Stub | None = None
     segments: SegmentTotals | None = None
+    ranges: Sequence[SegmentRow] = ()
 
 
 class KeepHot(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
@@ -166,11 +170,15 @@ class KeepHot(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
 
 
 class _Order(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a job is to do, as its position keeps it; ``keep_hot`` None: a thread is archived as a whole."""
+    """What a job is to do, as its position keeps it.
+
+    ``keep_hot`` None: a thread is archived as a whole. ``segment`` None: a thread is restored as a whole.
+    """
 
     actor: str
     storage_class: str | None = None
     keep_hot: KeepHot | None = None
+    segment: int | None = None
     thaw_begun: bool = False
 
 
@@ -298,18 +306,18 @@ class Archives:
             BlobUnavailable: The object store does not answer; nothing changed.
             CommitUnknown: It is in one of the two places; repeat it to learn in which.
         """
-        restored = await self._restored(scope, thread_id, actor)
+        restored = await self._restored(scope, thread_id, actor, needs_room=True)
         return bool(await self.bringing_back.bring_back(scope, thread_id, actor=actor)) or restored
 
-    async def _restored(self, scope: Scope, thread_id: str, actor: str) -> bool:
+    async def _restored(self, scope: Scope, thread_id: str, actor: str, *, needs_room: bool) -> bool:
         """Bring back what an archived thread has in no segment."""
 
         async def work(sealer: Sealer) -> bool:
-            return await self._restore_once(scope, sealer.without_share, thread_id, actor)
+            return await self._restore_once(scope, sealer.without_share, thread_id, actor, needs_room)
 
         return await self._sealing.run(scope, work, ThreadNotFound())
 
-    async def _restore_once(self, scope: Scope, sealer: Sealer, thread_id: str, actor: str) -> bool:
+    async def _restore_once(self, scope: Scope, sealer: Sealer, thread_id: str, actor: str, needs_room: bool) -> bool:
         async with self._sealing.unit_of_work.snapshot(scope) as transaction:
             await self._sealing.check_keys_in(transaction, scope, sealer)
             thread = await transaction.fetch_one(sql.SIZED_THREAD, thread_id=thread_id)
@@ -325,7 +333,8 @@ class Archives:
             raise IntegrityFailure("rows of an archived thread are in the database, too")
         if stub.hot_bytes > self._restoring.bytes_max:
             raise ArchiveTooLarge
-        self._sealing.row_quotas.require_room(scope)
+        if needs_room:
+            self._sealing.row_quotas.require_room(scope)
         moved = stub.checkpoints + stub.pending_writes + stub.chunks
         async with self._restoring.holding(stub.hot_bytes + moved * ROW_BYTES, scope.tenant_id):
             check = ArchiveCheck(sealer, thread_id, thread, heads)
@@ -357,15 +366,18 @@ class Archives:
                 transaction, scope.tenant_id, actor, "thread.restore", audit_target(scope, stub.thread_id), told(stub)
             )
 
-    async def bring_back(self, scope: Scope, thread_id: str, segment: int | None = None) -> None:
+    async def bring_back(
+        self, scope: Scope, thread_id: str, segment: int | None = None, *, needs_room: bool = True
+    ) -> None:
         """Restore what a request writes to, on the gateway's own account.
 
-        ``segment`` None: an archived thread without its segments, or all segments of a hot one.
+        ``segment`` None: an archived thread without its segments, or all segments of a hot one. ``needs_room``: only to
+        a tenant that may store rows.
         """
         with suppress(ThreadNotFound):  # deleted meanwhile: the writer finds that out, or makes it anew
-            if segment is None and await self._restored(scope, thread_id, GATEWAY_ACTOR):
+            if segment is None and await self._restored(scope, thread_id, GATEWAY_ACTOR, needs_room=needs_room):
                 return
-            await self.bringing_back.bring_back(scope, thread_id, segment, actor=GATEWAY_ACTOR)
+            await self.bringing_back.bring_back(scope, thread_id, segment, actor=GATEWAY_ACTOR, needs_room=needs_room)
 
     # --- expiring --------------------------------------------------------------------------------------------------
 
@@ -420,29 +432,47 @@ class Archives:
             row = await transaction.fetch_one(threads_sql.READ, thread_id=thread_id)
             if row is None:
                 raise ThreadNotFound
-            segments = None
+            segments, ranges = None, list[SegmentRow]()
             if row.cold is not None:
                 segments = await transaction.fetch_only(sql.SEGMENT_TOTALS, thread_id=thread_id)
-            if row.tier == "hot":
-                return ArchiveStatus(tier="hot", state="hot", segments=segments)
-            stub = await self.objects.stub(transaction, thread_id)
+                ranges = await transaction.fetch_all(sql.SEGMENTS, thread_id=thread_id)
+            is_hot = row.tier == "hot"
+            status = ArchiveStatus(tier="hot" if is_hot else "archive", state="hot", segments=segments, ranges=ranges)
+            if is_hot and not ranges:
+                return status
             target = thread_target(scope, thread_id)
-            job_id = await self._jobs.open(transaction, scope.tenant_id, RESTORE_KIND, target)
+            jobs = await self._jobs.all_open(transaction, scope.tenant_id, RESTORE_KIND, target)
+            if is_hot and not jobs:
+                return status
+            stub = await (
+                self._next_back(transaction, ranges, jobs[0]) if is_hot else self.objects.stub(transaction, thread_id)
+            )
         if stub is None:
+            if is_hot:
+                return status  # it came back between the statements
             raise IntegrityFailure("a thread is in the archive tier, but what says where is gone")
+        job_id = jobs[0].job_id if jobs else None
+        status = replace(status, job_id=job_id, stub=None if is_hot else stub)
         try:
             readiness = await self.objects.readiness(scope, stub)
         except (BlobUnavailable, ArchiveUnavailable):
-            return ArchiveStatus(tier="archive", state="unknown", job_id=job_id, stub=stub, segments=segments)
-        return ArchiveStatus(
-            tier="archive",
+            return replace(status, state="unknown")
+        return replace(
+            status,
             state=readiness.state,
             retry_after_seconds=readiness.retry_after_seconds,
             progress=await self._progress(scope, job_id, readiness),
-            job_id=job_id,
-            stub=stub,
-            segments=segments,
         )
+
+    async def _next_back(self, transaction: Transaction, ranges: Sequence[SegmentRow], job: JobRow) -> Stub | None:
+        """The segment that a restore of a hot thread's segments brings back next; None: it has, or others do."""
+        number = decode_json(job.position, _Order).segment
+        wanted = next((each.volume for each in ranges if each.segment == number), None)
+        of_it = [each for each in ranges if number is None or each.volume == wanted]
+        if not of_it:
+            return None
+        last = max(of_it, key=lambda each: each.segment)
+        return await transaction.fetch_one(sql.SEGMENT_STUB, thread_id=last.thread_id, segment=last.segment)
 
     async def _progress(self, scope: Scope, job_id: UUID | None, readiness: Readiness) -> float | None:
         if job_id is None or readiness.state != "thawing":
@@ -485,26 +515,38 @@ class Archives:
         order = _Order(actor=actor, storage_class=storage_class, keep_hot=keep_hot)
         return await self._begin(scope, thread_id, ARCHIVE_KIND, order)
 
-    async def begin_restore(self, scope: Scope, thread_id: str, actor: str) -> UUID:
+    async def begin_restore(self, scope: Scope, thread_id: str, actor: str, segment: int | None = None) -> UUID:
         """Begin to restore a thread, which thaws its object if need be; while that goes on, this is the same job.
+
+        Args:
+            scope: Whose thread.
+            thread_id: The id of the thread to restore.
+            actor: Who asked.
+            segment: Only the segment of this number, of a thread that is hot, and what that needs; None: all of it.
 
         Raises:
             ThreadNotFound: There is none.
+            ThreadArchived: A segment of a thread that is archived as a whole is asked for.
+            InvalidState: The thread has no segment of this number.
             RowQuotaExceeded: Its rows would come back to a tenant that may store no more.
         """
         self._sealing.row_quotas.require_room(scope)
-        return await self._begin(scope, thread_id, RESTORE_KIND, _Order(actor=actor))
+        return await self._begin(scope, thread_id, RESTORE_KIND, _Order(actor=actor, segment=segment))
 
     async def _begin(self, scope: Scope, thread_id: str, kind: str, order: _Order) -> UUID:
         target = thread_target(scope, thread_id)
         await self._jobs.ready()
         async with self._sealing.unit_of_work.begin(scope) as transaction:
             # The lock has others who begin the same at this moment find this job.
-            if await transaction.fetch_one(sql.LOCK, thread_id=thread_id) is None:
+            locked = await transaction.fetch_one(sql.LOCK, thread_id=thread_id)
+            if locked is None:
                 raise ThreadNotFound
-            running = await self._jobs.open(transaction, scope.tenant_id, kind, target)
-            if running is not None:
-                return running
+            if order.segment is not None:
+                await _check_segment(transaction, thread_id, order.segment, is_hot=locked.tier == "hot")
+            for running in await self._jobs.all_open(transaction, scope.tenant_id, kind, target):
+                # What restores the whole thread brings the segment back, too.
+                if decode_json(running.position, _Order).segment in {None, order.segment}:
+                    return running.job_id
             return await self._jobs.add(transaction, scope.tenant_id, kind, target, encode_json(order).decode(), 1)
 
     async def perform_archive(self, lease: Lease) -> Slice:
@@ -527,11 +569,14 @@ class Archives:
         scope, thread_id = _target(lease)
         order = decode_json(lease.position, _Order)
         try:
-            await self.restore(scope, thread_id, actor=order.actor)
+            if order.segment is None:
+                await self.restore(scope, thread_id, actor=order.actor)
+            else:
+                await self.bringing_back.bring_back(scope, thread_id, order.segment, actor=order.actor)
         except ThreadNotFound:
             return Slice(ended=True, note="the thread was deleted meanwhile")
         except ThreadArchived:
-            readiness = await self._thawed(scope, thread_id)
+            readiness = await self._thawed(scope, thread_id, order.segment)
             if readiness is None:  # another process restored it
                 return Slice(ended=False)
             if not order.thaw_begun:
@@ -543,18 +588,39 @@ class Archives:
         await self._done(lease)
         return Slice(ended=True)
 
-    async def _thawed(self, scope: Scope, thread_id: str) -> Readiness | None:
-        """Let what a restore needs next be thawed; of several, the one that takes longest. None: all is there."""
+    async def _thawed(self, scope: Scope, thread_id: str, segment: int | None) -> Readiness | None:
+        """Let what a restore needs next be thawed; of several, the one that takes longest. None: all is there.
+
+        Of one segment that is its volume, or if that is there all: the head of a namespace is in another one.
+        """
         async with self._sealing.unit_of_work.snapshot(scope) as transaction:
             stub = await self.objects.stub(transaction, thread_id)
             stubs = [stub] if stub is not None else await transaction.fetch_all(sql.SEGMENT_STUBS, thread_id=thread_id)
-        found = [await self.objects.thaw(scope, each) for each in stubs]
-        waiting = [each for each in found if each.state != "ready"]
-        return max(waiting, key=lambda each: each.retry_after_seconds, default=None)
+        volumes = {each.volume for each in stubs if each.segment == segment}
+        own = [each for each in stubs if each.volume in volumes] if stub is None else []
+        for some in (own, stubs):
+            found = [await self.objects.thaw(scope, each) for each in some]
+            waiting = [each for each in found if each.state != "ready"]
+            if waiting:
+                return max(waiting, key=lambda each: each.retry_after_seconds)
+        return None
 
     async def _done(self, lease: Lease) -> None:
         async with self._sealing.unit_of_work.begin(TenantScope(lease.tenant_id)) as transaction:
             await lease.advance(transaction, lease.position, 1)
+
+
+async def _check_segment(transaction: Transaction, thread_id: str, segment: int, *, is_hot: bool) -> None:
+    """Return if a hot thread has a segment.
+
+    Raises:
+        ThreadArchived: It is archived as a whole, which comes back first.
+        InvalidState: It has none of this number.
+    """
+    if not is_hot:
+        raise ThreadArchived(thread_id)
+    if await transaction.fetch_one(sql.SEGMENT_STUB, thread_id=thread_id, segment=segment) is None:
+        raise InvalidState(f"the thread has no segment {segment}: it came back, or never was")
 
 
 @dataclass(frozen=True, slots=True)

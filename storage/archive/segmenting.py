@@ -62,7 +62,14 @@ from storage.format.cold.archive import (
     Stub,
     ThreadRows,
 )
-from storage.format.cold.segment import ColdSums, Directory, ListedCheckpoint, ListedHead, SegmentList
+from storage.format.cold.segment import (
+    ColdSums,
+    Directory,
+    ListedCheckpoint,
+    ListedHead,
+    MadeCheckpoint,
+    SegmentList,
+)
 from storage.format.pieces import unpack_ids
 from storage.format.pointer import BlobPointer
 from storage.ledger.ledger import NewBlob, Settlement, new_blob_id
@@ -812,7 +819,9 @@ def _list(plan: Plan, draft: _Draft, contents: ArchiveContents) -> SegmentList:
         )
         for name, each in draft.refs
     ]
-    return SegmentList(checkpoints, b"".join(sorted(contents.present)))
+    entries = [plan.thread[name].entries[each] for name, each in draft.refs]
+    made = [MadeCheckpoint(each.parent_id, each.step, each.created_at) for each in entries]
+    return SegmentList(checkpoints, b"".join(sorted(contents.present)), made=made)
 
 
 def _counted(plan: Plan, stub: Stub, listed: SegmentList) -> tuple[bytes, ColdSums]:

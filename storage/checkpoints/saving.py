@@ -64,6 +64,7 @@ from storage.format.record import (
     OpenedCheckpoint,
     PieceReader,
     SealedCheckpoint,
+    member_of,
     new_thread,
     open_checkpoint,
     open_head,
@@ -81,7 +82,7 @@ from storage.statements.threads import checkpoints as sql
 from storage.statements.threads import threads as threads_sql
 from storage.statements.threads.checkpoints import OpenRow
 from storage.tiers.hot import HotRows
-from storage.tiers.segments import find_cold_head, refuse_cold
+from storage.tiers.segments import ColdHead, find_cold, find_cold_head, refuse_cold
 
 T = TypeVar("T")
 # What a save has to be to stand on a parent of another version, or of one where it names none.
@@ -181,6 +182,12 @@ class Ground(msgspec.Struct, frozen=True):
         if row.cold is not None:
             sums = ColdSums.open(sealer, save.thread_id, created_at, thread.incarnation, row.cold)
         return cls(created_at, seal, thread, row.strict, rules, row.head_id, head, sums, is_new)
+
+    def on_cold(self, sealer: Sealer, thread_id: str, cold: ColdHead) -> "Ground":
+        """With the head of a namespace that is cold as a whole."""
+        row = cold.row
+        head = open_head(sealer, thread_id, self.thread, row.namespace, row.head_id, row.sequence, row.seal)
+        return msgspec.structs.replace(self, head_id=row.head_id, head=head)
 
     def check(self, save: Save) -> None:
         """Compare with what the caller believes of the head.
@@ -437,13 +444,15 @@ class _Attempt:
             ground = Ground.read(
                 sealer, save, row, own_seal, SaveRules.read(access.control, scope.tenant_id, row.policies)
             )
-            await self._refuse_cold_namespace(transaction, ground)
+            ground, cold = await self._with_cold_head(transaction, ground)
             await check_acknowledged(transaction, sealer, save.thread_id, acknowledged, ground.head_id, ground.head)
-            if save.checkpoint_id is not None and not row.stored_before:
-                await self._refuse_cold(transaction, ground, save.checkpoint_id)
+            left = None
             if row.stored_before:
-                saved, left = await self._saved_before(transaction, ground, same), None
+                saved = await self._saved_before(transaction, ground, same)
+            elif (found := await self._saved_cold(transaction, ground, is_hot=cold is None)) is not None:
+                saved = found
             else:
+                self._refuse_cold_namespace(cold)
                 saved, left = await self._write(transaction, ground, row, uploads)
             if save.idempotency is not None:
                 receipt = dataclasses.replace(saved, needs_compaction=())  # names of channels are state
@@ -524,25 +533,30 @@ class _Attempt:
             await check_count(rows, namespace, ground.head, None if ground.sums is None else ground.sums.of(namespace))
         raise ParentUnknown
 
-    async def _refuse_cold_namespace(self, transaction: Transaction, ground: Ground) -> None:
-        """Return if the namespace has its head in the database, or is a new one.
+    async def _with_cold_head(self, transaction: Transaction, ground: Ground) -> tuple[Ground, ColdHead | None]:
+        """With the head of a namespace that is cold as a whole; None: it is none, or a new one."""
+        if ground.head is not None or ground.sums is None:
+            return ground, None
+        sealer, save = self.sealer, self.save
+        cold = await find_cold_head(transaction, sealer, save.thread_id, ground.sums, save.namespace)
+        return (ground, None) if cold is None else (ground.on_cold(sealer, save.thread_id, cold), cold)
+
+    def _refuse_cold_namespace(self, cold: ColdHead | None) -> None:
+        """Return if the namespace is not cold as a whole.
 
         Raises:
-            HeadExists: It is cold as a whole, and the caller believes that it is not there.
-            ThreadArchived: It is cold as a whole, and is to be brought back first.
+            HeadExists: The caller believes that it is not there.
+            ThreadArchived: It is to be brought back first.
         """
-        if ground.head is not None or ground.sums is None:
+        if cold is None:
             return
         save = self.save
-        found = await find_cold_head(transaction, self.sealer, save.thread_id, ground.sums, save.namespace)
-        if found is None:
-            return
         if save.precondition is not None and save.precondition.absent:
-            raise HeadExists(found.head.head_id)
-        raise ThreadArchived(save.thread_id, segment=found.segment.segment)
+            raise HeadExists(cold.head.head_id)
+        raise ThreadArchived(save.thread_id, segment=cold.segment.segment)
 
     async def _refuse_cold(self, transaction: Transaction, ground: Ground, checkpoint_id: str) -> None:
-        """Return if a checkpoint of the namespace is in no segment; as `storage.tiers.segments.refuse_cold`."""
+        """Return if a parent is in no segment; as `storage.tiers.segments.refuse_cold`."""
         if ground.sums is not None:
             place = (self.save.namespace, checkpoint_id)
             await refuse_cold(transaction, self.sealer, self.save.thread_id, ground.sums, place)
@@ -698,10 +712,53 @@ class _Attempt:
             if same != stored.member:
                 offload = self.access.offload
                 raise CutOtherwiseError(await Comparison.read(transaction, sealer, offload, stored, manifest, cutter))
-        macs = sealer.without_share
-        seen = ThreadToken.of(macs, stored.columns.namespace, ground.head_id, ground.head)
-        token = seen.encode(macs, stored.columns.thread_id)
-        return _saved(stored.columns, ground.head, token, head_id=ground.head_id, created=False)
+        return self._repeated(ground, stored.columns)
+
+    async def _saved_cold(self, transaction: Transaction, ground: Ground, *, is_hot: bool) -> Saved | None:
+        """Answer a save whose id is that of a cold checkpoint, by the list of its segment; None: it is in none.
+
+        As `_saved_before`, but that values which another build cut otherwise are other ones. ``is_hot``: whether the
+        namespace has its head in the database.
+
+        Raises:
+            CheckpointExists: it is another one.
+            ThreadArchived: only the stored rows tell what the save consists of, or the list was written before it could
+                tell; nothing of the save will be stored when they are back.
+            IntegrityFailure: what is said of segments does not authenticate.
+        """
+        sealer, save, sums = self.sealer, self.save, ground.sums
+        if save.checkpoint_id is None or sums is None or (is_hot and not sums.of(save.namespace).count):
+            return None
+        found = await find_cold(transaction, sealer, save.thread_id, sums, (save.namespace, save.checkpoint_id))
+        if found is None:
+            return None
+        if is_hot:
+            await self._check_newest(transaction)
+        made, content = found.made, save.content
+        if made is None or not isinstance(content, FullState) or len(self.draft.cut) < len(content.channels):
+            raise ThreadArchived(save.thread_id, segment=found.segment.segment, needs_room=False)
+        channels = compose(content, self.draft, Stored(None, None, look_up_own({})))
+        again = columns_of(
+            save,
+            channels,
+            self.draft.cutter,
+            checkpoint_id=save.checkpoint_id,
+            parent_id=made.parent_id if save.parent is None else save.parent.checkpoint_id,
+            step=made.step if save.step is None else save.step,
+            created_at=made.created_at,
+        )
+        if member_of(sealer, again, manifest_of(save, channels)) != found.listed.member:
+            raise CheckpointExists
+        return self._repeated(ground, again)
+
+    def _repeated(self, ground: Ground, columns: CheckpointColumns) -> Saved:
+        """The answer to a save that is stored already."""
+        if ground.head is None or ground.head_id is None:
+            raise LostRaceError
+        macs = self.sealer.without_share
+        seen = ThreadToken.of(macs, columns.namespace, ground.head_id, ground.head)
+        token = seen.encode(macs, columns.thread_id)
+        return _saved(columns, ground.head, token, head_id=ground.head_id, created=False)
 
     async def _check_newest(self, transaction: Transaction) -> None:
         """Compare the head with the newest checkpoint, as both are under the lock.

@@ -44,7 +44,7 @@ from storage.schemas.versions import OtherVersionError
 from storage.scope import Scope
 from storage.statements.threads import checkpoints as sql
 from storage.statements.threads.checkpoints import OpenWritesRow
-from storage.tiers.segments import refuse_cold, refuse_cold_namespace
+from storage.tiers.segments import Cold, find_cold, find_cold_head
 
 # As many writes are sealed beside the event loop.
 _SEALED_BESIDE_MIN = 64
@@ -321,17 +321,32 @@ class _Attempt:
     async def _refuse_cold(self, transaction: Transaction, row: OpenWritesRow, before: _Sealed) -> None:
         """Return if neither the checkpoint nor its namespace is in a segment.
 
+        A list says how many writes a checkpoint has, not which: whether a cold one has these only its rows tell.
+
         Raises:
-            ThreadArchived: As `storage.tiers.segments.refuse_cold` and `storage.tiers.segments.refuse_cold_namespace`.
+            ThreadArchived: The segment that is named is to be brought back first.
         """
         new = self.new
         if row.cold is None or new.checkpoint_id == row.head_id:
             return
         incarnation = before.thread.incarnation
         sums = ColdSums.open(self.sealer, new.thread_id, row.thread_created_at, incarnation, row.cold)
+        head = None
         if row.head_id is None:
-            await refuse_cold_namespace(transaction, self.sealer, new.thread_id, sums, new.namespace)
-        await refuse_cold(transaction, self.sealer, new.thread_id, sums, (new.namespace, new.checkpoint_id))
+            head = await find_cold_head(transaction, self.sealer, new.thread_id, sums, new.namespace)
+        if head is None and not sums.of(new.namespace).count:
+            return
+        place = (new.namespace, new.checkpoint_id)
+        found = await find_cold(transaction, self.sealer, new.thread_id, sums, place)
+        needs_room = found is None or not self._may_repeat(found)
+        if head is not None:
+            raise ThreadArchived(new.thread_id, segment=head.segment.segment, needs_room=needs_room)
+        if found is not None:
+            raise ThreadArchived(new.thread_id, segment=found.segment.segment, needs_room=needs_room)
+
+    def _may_repeat(self, found: Cold) -> bool:
+        """Whether a cold checkpoint may have all of the writes, so that none would be stored."""
+        return found.listed.writes_count >= len(self.new.writes) and all(each.idx >= 0 for each in self.new.writes)
 
     async def _stored(self, transaction: Transaction, uploads: Uploads) -> list[tuple[Piece, UUID | None]]:
         """The pieces to store, each with the blob that holds its content, if one does.

@@ -323,11 +323,19 @@ def seal_checkpoint(sealer: Sealer, columns: CheckpointColumns, manifest: Manife
     """Seal a manifest under its row's columns."""
     plaintext = encode(manifest)
     location = Location(columns.location())
-    digest = manifest_digest(sealer, plaintext, location)
     return SealedCheckpoint(
-        sealer.seal(Kind.MANIFEST, location, plaintext),
-        member_mac(sealer, columns.namespace, columns.checkpoint_id, digest),
+        sealer.seal(Kind.MANIFEST, location, plaintext), _member_of(sealer, columns, plaintext, location)
     )
+
+
+def member_of(sealer: Sealer, columns: CheckpointColumns, manifest: Manifest) -> bytes:
+    """The member of the live set that a checkpoint has, or would have."""
+    return _member_of(sealer, columns, encode(manifest), Location(columns.location()))
+
+
+def _member_of(sealer: Sealer, columns: CheckpointColumns, plaintext: bytes, location: Location) -> bytes:
+    digest = manifest_digest(sealer, plaintext, location)
+    return member_mac(sealer, columns.namespace, columns.checkpoint_id, digest)
 
 
 class OpenedCheckpoint(msgspec.Struct, frozen=True):
@@ -447,7 +455,7 @@ def open_checkpoint(sealer: Sealer, row: CheckpointRow) -> OpenedCheckpoint:
     with _AUTHENTICATED:
         plaintext = sealer.open(Kind.MANIFEST, location, row.manifest)
     check_key_version(row.key_version, row.manifest)
-    member = member_mac(sealer, columns.namespace, columns.checkpoint_id, manifest_digest(sealer, plaintext, location))
+    member = _member_of(sealer, columns, plaintext, location)
     return OpenedCheckpoint(columns, decode_manifest(plaintext), member, row.outcome, len(plaintext))
 
 

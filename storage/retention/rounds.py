@@ -93,12 +93,13 @@ OVERLAP_SECONDS = 300.0
 LATE_SECONDS = 2 * ROUND_SECONDS
 _ROUND_ACTION = "retention.round"
 # `gone`: the thread is not there any more, or nothing is due of it any more. `left`: not now. `failed`: not ever.
-# `unavailable`: not before the deployment has an archive.
-Outcome = Literal["done", "gone", "held", "left", "unavailable", "failed"]
+# `unavailable`: not before the deployment has an archive. `over-quota`: not before the tenant's quota of bytes in the
+# object store has room, without which its rows stay in the database.
+Outcome = Literal["done", "gone", "held", "left", "unavailable", "over-quota", "failed"]
 
 # A request is at work on the thread, or something that everybody needs is out of reach: the next round tries again.
 _NOT_NOW = (
-    Unavailable, BlobUnavailable, KeyUnavailable, ThreadActive, ThreadArchived, QuotaExceeded, FeatureOff,
+    Unavailable, BlobUnavailable, KeyUnavailable, ThreadActive, ThreadArchived, FeatureOff,
 )  # fmt: skip
 _OUT_OF_REACH = (Unavailable, BlobUnavailable, KeyUnavailable)
 
@@ -111,8 +112,8 @@ class Round(Tally):
     hot. Of ``segmented`` threads older checkpoints moved into segments, and of ``segments_expired`` ones old segments
     were removed. ``checkpoints`` and ``pending_writes`` were removed by thinning and with segments. ``bytes`` is the
     size of envelopes that archiving and moving took from the database, and of objects that expired. ``held`` threads
-    are under a legal hold. ``left`` acts could not be done now, ``failed`` ones cannot be done, because what they are
-    about is damaged.
+    are under a legal hold. ``left`` acts could not be done now, ``over_quota`` ones not before the tenant's quota of
+    bytes has room, ``failed`` ones cannot be done, because what they are about is damaged.
     """
 
     tenants: int = 0
@@ -128,6 +129,7 @@ class Round(Tally):
     bytes: int = 0
     held: int = 0
     left: int = 0
+    over_quota: int = 0
     failed: int = 0
 
 
@@ -206,7 +208,7 @@ class RoundStatus:
         finished_at: When the last whole round ended.
         looked_at: The number of threads that the round under way has looked at.
         counts: The counts of the round under way, or without one of the last: threads by tier, and ``done_`` and
-            ``due_`` acts.
+            ``due_`` acts, and ``over_quota`` of the latter.
         late_since: Since when the oldest act has been due that the last round left.
     """
 
@@ -453,11 +455,15 @@ class Retaining(Rounds[Round, RetentionCensus]):
             round_.held += 1
             progress.count("held")
         elif outcome != "gone":
-            round_.left += outcome != "failed"
+            round_.left += outcome in {"left", "unavailable"}
             round_.failed += outcome == "failed"
             progress.leave(seen.plan)
+            if outcome == "over-quota":
+                round_.over_quota += 1
+                progress.count("over_quota")
+            # Room comes with the next round at the earliest: bytes that were freed count until no backup needs them.
             progress.again |= outcome == "left"
-            progress.unfinished |= outcome == "left" and seen.plan.action in BESIDES
+            progress.unfinished |= outcome in {"left", "over-quota"} and seen.plan.action in BESIDES
 
     async def _outcome(self, lease: _Lease, round_: Round, scope: Scope, thread_id: str, seen: Examined) -> Outcome:
         try:
@@ -474,6 +480,8 @@ class Retaining(Rounds[Round, RetentionCensus]):
         except ArchiveUnavailable:
             lease.unavailable = True
             outcome = "unavailable"
+        except QuotaExceeded:
+            outcome = "over-quota"
         except (StorageError, CryptoError):
             outcome = "failed"
         lease.failures = 0

@@ -162,7 +162,7 @@ class Target:
 
     def archived(self) -> ThreadArchived:
         """What is raised where rows of the thread are in its archive."""
-        return ThreadArchived(self.thread_id) if self.restores else ThreadArchived()
+        return ThreadArchived(self.thread_id, needs_room=not self.removes) if self.restores else ThreadArchived()
 
 
 class LockedThread:

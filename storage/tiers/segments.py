@@ -18,7 +18,15 @@ import msgspec
 from crypto import Sealer
 from storage.errors import IntegrityFailure, ThreadArchived
 from storage.format.chain import LiveSet
-from storage.format.cold.segment import ColdSums, Directory, ListedCheckpoint, ListedHead, Segment, SegmentList
+from storage.format.cold.segment import (
+    ColdSums,
+    Directory,
+    ListedCheckpoint,
+    ListedHead,
+    MadeCheckpoint,
+    Segment,
+    SegmentList,
+)
 from storage.format.pieces import unpack_ids
 from storage.format.record import CheckpointRow, MemberRow, PieceRow, WriteRow
 from storage.model import HistoryQuery
@@ -364,10 +372,38 @@ async def cold_heads(lists: Lists, segments: Segments, sums: ColdSums) -> list[H
     return found
 
 
+class Cold(msgspec.Struct, frozen=True):
+    """A checkpoint that is in a segment; ``made`` None: the segment's list does not say how it was made."""
+
+    segment: SegmentRow
+    listed: ListedCheckpoint
+    made: MadeCheckpoint | None
+
+
+async def find_cold(
+    transaction: Transaction, sealer: Sealer, thread_id: str, sums: ColdSums, place: tuple[str, str]
+) -> Cold | None:
+    """What the lists say of a checkpoint, of this namespace and id; None: it is in no segment.
+
+    Asked under the lock, before it is written to, of a namespace that has checkpoints in segments.
+
+    Raises:
+        IntegrityFailure: What is said of segments does not authenticate.
+    """
+    segment = (await open_segments(transaction, sealer, thread_id, sums)).around(place[1])
+    if segment is None:
+        return None
+    found = await open_list(transaction, sealer, segment)
+    for at, each in enumerate(found.checkpoints):
+        if (each.namespace, each.checkpoint_id) == place:
+            return Cold(segment, each, None if found.made is None else found.made[at])
+    return None
+
+
 async def refuse_cold(
     transaction: Transaction, sealer: Sealer, thread_id: str, sums: ColdSums, place: tuple[str, str]
 ) -> None:
-    """Return if a checkpoint, of this namespace and id, is in no segment: under the lock, before it is written to.
+    """Return if a checkpoint, of this namespace and id, is in no segment: under the lock, before one stands on it.
 
     Raises:
         ThreadArchived: It is in the segment that is named, which is to be brought back first.
@@ -375,9 +411,9 @@ async def refuse_cold(
     """
     if not sums.of(place[0]).count:
         return  # what is cold as a whole has no head, which its writer found out before
-    segment = (await open_segments(transaction, sealer, thread_id, sums)).around(place[1])
-    if segment is not None and place in await Lists(transaction, sealer).checkpoints(segment):
-        raise ThreadArchived(thread_id, segment=segment.segment)
+    found = await find_cold(transaction, sealer, thread_id, sums, place)
+    if found is not None:
+        raise ThreadArchived(thread_id, segment=found.segment.segment)
 
 
 async def open_segments(transaction: Transaction, sealer: Sealer, thread_id: str, sums: ColdSums) -> Segments:

@@ -26,6 +26,7 @@ from storage.model import (
     TaskWrites,
     TaskWritesQuery,
 )
+from storage.schemas.versions import OtherVersionError
 from storage.scope import ClientShare, Scope
 from storage.service import Store, StoreOptions
 from storage.threads.thinning import ThinningRule
@@ -61,12 +62,14 @@ SAVE = st.fixed_dictionaries(
         "status": STATUSES, "step": optional(st.integers(0, 2)), "source": optional(WORDS), "agent": optional(WORDS),
         "run_id": optional(WORDS), "delta_channels": st.sampled_from([(), ("log",), ("log", "é")]),
         "metadata": st.dictionaries(st.just("k"), st.integers(0, 1)),
+        "version": st.sampled_from([None, None, 1, 2]),
     }
 )  # fmt: skip
 WRITE = st.fixed_dictionaries(
     {
         "verb": st.just("write"), "namespace": NAMESPACES, "on": NUMBERS, "task": st.sampled_from(["k1", "é"]),
-        "path": st.sampled_from(["", "~1", "~2"]), "idx": st.integers(-2, 2), "channel": st.sampled_from(CHANNELS),
+        "path": st.sampled_from(["", "~1", "~2"]), "idx": st.sampled_from([-4, -3, -2, -1, 0, 1, 2]),
+        "channel": st.sampled_from([*CHANNELS, "__interrupt__", "__resume__"]),
         "value": VALUES, "status": optional(STATUSES),
     }
 )  # fmt: skip
@@ -154,6 +157,8 @@ class Thread:
                 )
                 return
             on, state, patched = parts.pop("on"), parts.pop("state"), parts.pop("patch")
+            if (version := parts.pop("version", None)) is not None:
+                parts |= {"state_schema": "travel", "state_version": version}
             if patched:
                 head = await checkpoints.load(self.scope, Load("t1", namespace, None, with_state=False), self.share)
                 parts |= {"content": patch(put=state), "precondition": Precondition(head_id=head.head_id)}
@@ -169,7 +174,7 @@ class Thread:
             self.ids.append(saved.checkpoint_id)
             self.newest[namespace] = saved.head_id
             self.token = saved.token
-        except StorageError:
+        except (StorageError, OtherVersionError):
             pass  # what cannot be done to a thread is not the question here
 
     async def ask(self, share, verb, **parts):

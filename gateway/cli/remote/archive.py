@@ -171,32 +171,53 @@ def archive(*, thread_id: str, storage_class: str | None, old: _Old, waiting: Wa
     loads go on into them.
     """
     if old.query():
-        _move_old(thread_id, {"storage_class": storage_class, **old.query()}, waiting, remote)
+        _move_part("archive", thread_id, {"storage_class": storage_class, **old.query()}, waiting, remote)
     else:
         _move("archive", thread_id, {"storage_class": storage_class}, waiting, remote)
 
 
-def _move_old(thread_id: str, query: dict[str, Any], waiting: Waiting, remote: Remote) -> None:
+def _move_part(verb: str, thread_id: str, query: dict[str, Any], waiting: Waiting, remote: Remote) -> None:
+    """Move checkpoints of a thread that stays hot; its tier does not say whether they are there."""
     with remote.connect() as connection:
-        begun = connection.call("POST", ["threads", thread_id, "archive"], query=query)
+        begun = connection.call("POST", ["threads", thread_id, verb], query=query)
         if "job_id" not in begun:
-            render.say(f"{thread_id} is in the archive tier already.")
+            render.say(f"{thread_id} is in the {begun['tier']} tier already.")
         elif waiting.detach or _job(connection, begun["job_id"]) is None:
             render.say(f"Job {begun['job_id']}")
         else:
             follow(remote, connection, begun["job_id"], timeout_seconds=waiting.timeout_seconds)
         thread = connection.call("GET", ["threads", thread_id])
     shown = {name: value for name, value in thread.items() if name not in {"archive", "segments"}}
-    remote.print_record(thread if remote.as_json else shown | (thread.get("segments") or {"segments": 0}))
+    remote.print_record(thread if remote.as_json else shown | _told(thread.get("segments")))
+
+
+def _told(segments: dict[str, Any] | None) -> dict[str, Any]:
+    """What is in segments as a record, with their numbers; what each has, JSON says."""
+    if segments is None:
+        return {"segments": 0}
+    numbers = ", ".join(str(each["segment"]) for each in segments.get("ranges", ()))
+    told = {name: value for name, value in segments.items() if name not in {"ranges", "restoring"}}
+    return (
+        told
+        | {"numbers": numbers}
+        | {f"restore_{name}": value for name, value in segments.get("restoring", {}).items()}
+    )
 
 
 @click.command("thread")
 @click.argument("thread_id")
+@click.option("--segment", type=click.IntRange(1), metavar="N", help="Only this segment of a thread that is hot.")
 @_waiting_options
 @as_subject
-def restore_thread(*, thread_id: str, waiting: Waiting, remote: Remote) -> None:
-    """Bring a thread back from the archive, thawing it first if need be. `stateroom restore ID` is the same."""
-    _move("restore", thread_id, {}, waiting, remote)
+def restore_thread(*, thread_id: str, segment: int | None, waiting: Waiting, remote: Remote) -> None:
+    """Bring a thread back from the archive, thawing it first if need be. `stateroom restore ID` is the same.
+
+    `stateroom thread show ID` has the numbers of segments. With one come back those that its volume got later.
+    """
+    if segment is None:
+        _move("restore", thread_id, {}, waiting, remote)
+    else:
+        _move_part("restore", thread_id, {"segment": segment}, waiting, remote)
 
 
 @click.command("jobs")

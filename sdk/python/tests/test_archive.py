@@ -245,6 +245,23 @@ def test_a_thread_says_what_is_in_segments(kind):
     assert Run(kind, info())("info").segments is None
 
 
+def ranged(*numbers, **restoring):
+    """What a thread shows of segments of these numbers."""
+    each = {"volume": 1, "first_id": "a", "last_id": "b", "checkpoints": 3}
+    return {**SEGMENTS, "ranges": [{"segment": number, **each} for number in numbers], **restoring}
+
+
+def test_restoring_one_segment_waits_for_that_one(kind):
+    thawing = {"job_id": "j", "state": "thawing", "retry_after_seconds": 20.0, "progress": 0.5}
+    run = Run(
+        kind, move("archive", "j"), info(segments=ranged(1, 2, restoring=thawing)), info(segments=ranged(1, 2)),
+        info(segments=ranged(1)),
+    )  # fmt: skip
+    assert run("restore", wait_seconds=600, segment=2).tier == "hot"
+    assert run.script.requests[0].url.query == b"segment=2"
+    assert run.clock.slept == [0.25, 20.0, 40.0]
+
+
 def test_restoring_waits_until_nothing_is_in_segments(kind):
     run = Run(kind, move("archive", "j"), info(segments=SEGMENTS), info(segments=SEGMENTS), info())
     assert run("restore", wait_seconds=60).tier == "hot"

@@ -87,6 +87,20 @@ class ListedCheckpoint(msgspec.Struct, array_like=True, frozen=True):
         return _live((self.writes_count, self.writes_total))
 
 
+class MadeCheckpoint(msgspec.Struct, array_like=True, frozen=True):
+    """What a checkpoint's member takes that whoever saves it again need not say.
+
+    Attributes:
+        parent_id: The checkpoint it was made from; None: there was none.
+        step: Its step.
+        created_at: The moment it was saved.
+    """
+
+    parent_id: str | None
+    step: int
+    created_at: datetime
+
+
 class ListedHead(msgspec.Struct, array_like=True, frozen=True):
     """The head of a cold namespace, as its row was.
 
@@ -129,20 +143,24 @@ class SegmentList(msgspec.Struct, frozen=True):
         heads: The heads of the namespaces that left with it.
         rebuilt_from: The least and the greatest id outside of its range of what its checkpoints are rebuilt from by
             their delta channels; empty: there is nothing. None: it was written before this was said.
+        made: Of each of the checkpoints, in the same order, what a save that is repeated is compared by. None: it was
+            written before this was said.
     """
 
     checkpoints: list[ListedCheckpoint]
     piece_ids: bytes
     heads: list[ListedHead] = []
     rebuilt_from: list[str] | None = None
+    made: list[MadeCheckpoint] | None = None
 
     def seal(self, sealer: Sealer, segment: Segment) -> bytes:
         """The ``listed`` column of the segment's stub; it takes no client-held share."""
         record: tuple[object, ...] = (self.checkpoints, self.piece_ids, HEADS_FORMAT if self.heads else FORMAT)
-        if self.heads or self.rebuilt_from is not None:
-            record += (self.heads,)
-        if self.rebuilt_from is not None:
-            record += (self.rebuilt_from,)
+        more: list[object] = [self.heads or None, self.rebuilt_from, self.made]
+        while more and more[-1] is None:
+            more.pop()
+        if more:
+            record += (self.heads, *more[1:])
         return sealer.without_share.seal(Kind.SEGMENT, _list_location(segment), encode_msgpack(record))
 
     @classmethod
@@ -158,7 +176,9 @@ class SegmentList(msgspec.Struct, frozen=True):
         opened = _opened(_List, sealer, _list_location(segment), envelope)
         if opened.format != (HEADS_FORMAT if opened.heads else FORMAT):
             raise IntegrityFailure("the list of a segment is of a newer format")
-        return cls(opened.checkpoints, opened.piece_ids, opened.heads, opened.rebuilt_from)
+        if opened.made is not None and len(opened.made) != len(opened.checkpoints):
+            raise IntegrityFailure("the list of a segment says of other checkpoints how they were made")
+        return cls(opened.checkpoints, opened.piece_ids, opened.heads, opened.rebuilt_from, opened.made)
 
     def live_sets(self) -> dict[str, LiveSet]:
         """The live set of the checkpoints of each namespace."""
@@ -182,6 +202,7 @@ class _List(msgspec.Struct, array_like=True, frozen=True):
     format: int
     heads: list[ListedHead] = []
     rebuilt_from: list[str] | None = None
+    made: list[MadeCheckpoint] | None = None
 
 
 class Directory(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ import pytest
 from gateway.app import create_app
 from gateway.authentication import api_keys
 from storage.administration.jobs import Runner
+from storage.archive.segmenting import SegmentBounds
 from storage.blobs.buckets import Buckets
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import ManualClock
@@ -17,7 +18,7 @@ from storage.collection.sweep import Sweep
 from storage.control.features import SEGMENTS
 from storage.model import Tenant
 from storage.retention.rounds import Acts, Retaining
-from storage.scope import OperatorScope, TenantScope
+from storage.scope import OperatorScope, Scope, TenantScope
 from storage.service import Store, StoreOptions
 from tests.support.features import switch_on
 from tests.support.operations import STATE, assert_problem
@@ -55,6 +56,11 @@ def serving_store(opening, archive):
 
 @pytest.fixture
 async def service(serving_store):
+    return await new_tenant(serving_store)
+
+
+async def new_tenant(serving_store):
+    """The key of a service of a new tenant."""
     now = datetime.now(UTC)
     tenant = Tenant(tenant_id=uuid4(), name=uuid4().hex, created_at=now)
     permissions = (*STATE, "subject:act_as", "tenant:admin")
@@ -153,6 +159,94 @@ async def test_old_checkpoints_move_and_come_back_by_jobs_while_the_thread_stays
     assert "segments" not in await ok(client.get(PATH))
     assert (await ok(client.post(f"{PATH}/restore")))["tier"] == "hot"
     assert begun["kind"] == "restore"
+
+
+async def in_segments(client, serving_store, storage_class=""):
+    """A thread whose older checkpoints are in two volumes; returns the ids, oldest first."""
+    await switch_on(serving_store, SEGMENTS)
+    ids = []
+    for number in range(2):
+        for n in range(3):
+            saved = client.post(f"{PATH}/checkpoints", json={"state": {"n": n, "round": number}})
+            ids.append((await ok(saved, 201))["checkpoint_id"])
+        await ok(client.post(f"{PATH}/archive?older_than_seconds=0&keep_last=1{storage_class}"), 202)
+        await work(serving_store)
+        await work(serving_store)
+    return ids
+
+
+async def test_one_segment_comes_back_and_the_others_stay(client, service, serving_store, monkeypatch):
+    monkeypatch.setattr(SegmentBounds, "is_full", lambda self, first_bytes, more_bytes: True)
+    ids = await in_segments(client, serving_store)
+    ranges = (await ok(client.get(PATH)))["segments"]["ranges"]
+    assert [(each["segment"], each["volume"], each["checkpoints"]) for each in ranges] == [(1, 1, 2), (2, 2, 3)]
+    assert [(each["first_id"], each["last_id"]) for each in ranges] == [(ids[0], ids[1]), (ids[2], ids[4])]
+    async with client_of(serving_store, service, "user-2") as other:
+        assert_problem(await other.post(f"{PATH}/restore?segment=1"), 404, "thread-not-found")
+    async with client_of(serving_store, await new_tenant(serving_store)) as foreign:
+        assert_problem(await foreign.post(f"{PATH}/restore?segment=1"), 404, "thread-not-found")
+    for number in (0, 3, 2**31, "x"):
+        problem = assert_problem(await client.post(f"{PATH}/restore?segment={number}"), 422, "invalid-request")
+        assert problem["errors"][0]["parameter"] == "segment"
+    assert "no segment 3" in (await client.post(f"{PATH}/restore?segment=3")).text
+
+    begun = await ok(client.post(f"{PATH}/restore?segment=1"), 202)
+    assert await ok(client.post(f"{PATH}/restore?segment=1"), 202) == begun
+    restoring = (await ok(client.get(PATH)))["segments"]["restoring"]
+    assert (restoring["job_id"], restoring["state"], restoring["progress"]) == (begun["job_id"], "ready", None)
+    await work(serving_store)
+    assert (await ok(client.get(f"/jobs/{begun['job_id']}")))["state"] == "done"
+    shown = (await ok(client.get(PATH)))["segments"]
+    assert ([each["segment"] for each in shown["ranges"]], "restoring" in shown) == ([2], False)
+    problem = assert_problem(await client.post(f"{PATH}/restore?segment=1"), 422, "invalid-request")
+    assert "it came back, or never was" in problem["errors"][0]["detail"]
+    await ok(client.post(f"{PATH}/restore?segment=2"), 202)
+    await work(serving_store)
+    assert "segments" not in await ok(client.get(PATH))
+    assert (await ok(client.post(f"{PATH}/restore?segment=1")))["tier"] == "hot", "all of it is"
+
+
+async def test_a_restore_of_all_is_also_that_of_one_and_not_the_other_way_round(client, serving_store, monkeypatch):
+    monkeypatch.setattr(SegmentBounds, "is_full", lambda self, first_bytes, more_bytes: True)
+    await in_segments(client, serving_store)
+    one = await ok(client.post(f"{PATH}/restore?segment=2"), 202)
+    everything = await ok(client.post(f"{PATH}/restore"), 202)
+    assert everything["job_id"] != one["job_id"]
+    assert (await ok(client.post(f"{PATH}/restore?segment=1"), 202))["job_id"] == everything["job_id"]
+
+
+async def test_of_an_archived_thread_no_segment_comes_back_by_itself(client, serving_store):
+    await in_segments(client, serving_store)
+    await ok(client.post(f"{PATH}/archive"), 202)
+    await work(serving_store)
+    assert_problem(await client.post(f"{PATH}/restore?segment=1"), 409, "thread-archived")
+
+
+async def test_a_hot_thread_says_how_far_the_thaw_of_its_segments_is(client, serving_store, thaw_clock, monkeypatch):
+    monkeypatch.setattr(SegmentBounds, "is_full", lambda self, first_bytes, more_bytes: True)
+    ids = await in_segments(client, serving_store, "&storage_class=GLACIER")
+    assert "restoring" not in (await ok(client.get(PATH)))["segments"]
+    problem = assert_problem(await client.get(f"{PATH}/checkpoints/{ids[0]}"), 409, "thread-archived")
+    assert problem["state"] == "frozen"
+    begun = await ok(client.post(f"{PATH}/restore?segment=1"), 202)
+    assert (await ok(client.get(PATH)))["segments"]["restoring"]["state"] == "frozen"
+    await work(serving_store)
+    restoring = (await ok(client.get(PATH)))["segments"]["restoring"]
+    assert (restoring["job_id"], restoring["state"]) == (begun["job_id"], "thawing")
+    assert 0 <= restoring["progress"] < 1
+    assert restoring["retry_after_seconds"] > 0
+    problem = assert_problem(await client.get(f"{PATH}/checkpoints/{ids[0]}"), 409, "thread-archived")
+    assert problem["state"] == "thawing"
+    assert 0 <= problem["progress"] < 1
+    problem = assert_problem(await client.get(f"{PATH}/checkpoints/{ids[3]}"), 409, "thread-archived")
+    assert problem["state"] == "frozen", "the other volume was not asked for"
+    assert (await ok(client.get(f"{PATH}/checkpoints/latest")))["state"] == {"n": 2, "round": 1}
+    thaw_clock.set(thaw_clock.now() + timedelta(seconds=THAW_SECONDS + 60))
+    assert (await ok(client.get(PATH)))["segments"]["restoring"]["state"] == "ready"
+    scope = Scope(UUID((await ok(client.get("/whoami")))["tenant_id"]), "user-1")
+    await serving_store.archives.bring_back(scope, "t1", 1)
+    assert [each["segment"] for each in (await ok(client.get(PATH)))["segments"]["ranges"]] == [2]
+    assert (await ok(client.get(f"{PATH}/checkpoints/{ids[0]}")))["state"] == {"n": 0, "round": 0}
 
 
 @pytest.mark.parametrize(

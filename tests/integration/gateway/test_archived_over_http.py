@@ -12,9 +12,13 @@ import pytest
 from gateway.app import create_app
 from gateway.authentication import api_keys
 from storage.blobs.memory import MemoryBlobStore
+from storage.control.features import SEGMENTS
 from storage.model import Tenant
-from storage.scope import OperatorScope, Scope
+from storage.schemas.registry import Definition
+from storage.scope import OperatorScope, Scope, TenantScope
 from storage.service import Store, StoreOptions
+from storage.threads.thinning import ThinningRule
+from tests.support.features import switch_on
 from tests.support.operations import STATE, assert_problem
 from tests.support.states import document
 from tests.support.stores import DEPLOYMENT_ID
@@ -154,6 +158,42 @@ async def test_bodies_are_the_same_before_from_the_archive_and_after(client, sco
     await serving_store.archives.restore(scope, "t1")
     assert (await ok(client.get("/threads/t1")))["tier"] == "hot"
     assert await bodies(client, ids) == hot
+
+
+async def test_what_is_in_a_segment_is_converted_and_comes_with_its_artifacts(client, scope, serving_store):
+    await switch_on(serving_store, SEGMENTS)
+    rename = [{"op": "rename", "from": "/shot", "to": "/picture"}]
+    for number, definition in ((1, Definition()), (2, Definition(up=rename))):
+        await serving_store.state_schemas.put(TenantScope(scope.tenant_id), "travel", number, definition)
+    named = {"Content-Type": "image/png", "Stateroom-Artifact-Name": "shot.png"}
+    artifact = await ok(client.post("/threads/t1/artifacts", content=b"\x89PNG", headers=named))
+    large = bytes(range(256)) * 1024
+    ids = []
+    for number in range(3):
+        state = {"shot": artifact["pointer"], "blob": large, "n": number}
+        body = {"state": state, "state_schema": "travel", "state_version": 1}
+        headers = {"Content-Type": PACKED}
+        saved = await ok(client.post("/threads/t1/checkpoints", content=msgpack.packb(body), headers=headers))
+        ids.append(saved["checkpoint_id"])
+
+    async def read():
+        found = []
+        for resolve in ("inline", "previews", "pointers"):
+            for pieces in ("refs", "resolved"):
+                url = f"/threads/t1/checkpoints/{ids[0]}?resolve={resolve}&pieces={pieces}"
+                answer = await client.get(url, headers={"Accept": PACKED, "Accept-State-Version": "2"})
+                assert answer.status_code == 200, answer.text
+                found.append(answer.content)
+        return found
+
+    hot = await read()
+    shown = msgpack.unpackb(hot[0])
+    assert (shown["state_version"], set(shown["state"])) == (2, {"picture", "blob", "n"})
+    assert shown["artifacts"][artifact["artifact_id"]]["data"] == b"\x89PNG"
+    moved = await serving_store.archives.segmenting.move(scope, "t1", ThinningRule(keep_last=1), actor="test")
+    assert moved.checkpoints == 2
+    assert await read() == hot
+    assert (await ok(client.get("/threads/t1")))["segments"]["checkpoints"] == 2
 
 
 async def test_a_frozen_thread_answers_409_and_when_to_ask_again(client, scope, serving_store):

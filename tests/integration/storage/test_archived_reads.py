@@ -16,6 +16,7 @@ from storage.blobs.memory import MemoryBlobStore
 from storage.blobs.store import BlobUnavailable
 from storage.checkpoints.verbs import Checkpoints
 from storage.clock import ManualClock
+from storage.control.features import SEGMENTS
 from storage.errors import (
     CheckpointNotFound,
     ClientShareRequired,
@@ -46,8 +47,10 @@ from storage.schemas.registry import Definition
 from storage.schemas.versions import AS_SAVED, WantedVersions
 from storage.scope import ClientShare, Scope, TenantListing, TenantScope
 from storage.service import Store, StoreOptions
+from storage.threads.thinning import ThinningRule
 from storage.tiers.views import ArchiveViews
 from tests.support.faulty_blobs import FaultyBlobStore
+from tests.support.features import switch_on
 from tests.support.interleaving import parts_of
 from tests.support.states import contents, document, history, load, packed, patch, put, save, state, write
 from tests.support.stores import DEPLOYMENT_ID
@@ -547,7 +550,8 @@ async def test_artifacts_that_an_archived_checkpoint_names_are_there(store, scop
     assert (await store.threads.get(scope, "t1")).tier == "archive"
 
 
-async def test_state_of_an_older_version_is_converted_out_of_the_archive(store, scope):
+@pytest.mark.parametrize("where", ["archive", "segment"])
+async def test_state_of_an_older_version_is_converted_out_of_the_archive(store, scope, where):
     tenant = TenantScope(scope.tenant_id)
     await store.state_schemas.put(tenant, "travel", 1, Definition())
     rename = [{"op": "rename", "from": "/pref", "to": "/profile"}]
@@ -556,6 +560,10 @@ async def test_state_of_an_older_version_is_converted_out_of_the_archive(store, 
     first = await store.states.save(scope, Save(thread_id="t1", content=state(pref=["aisle"]), **versioned))
     await put(store, scope, first.checkpoint_id, write(0, "pref", ["window"]), **versioned)
     await store.states.save(scope, Save(thread_id="t1", content=state(other=1), delta_channels=("pref",), **versioned))
+    if where == "segment":
+        await switch_on(store, SEGMENTS)
+        last = Save(thread_id="t1", content=state(pref=["any"]), **versioned)
+        await store.states.save(scope, last)
 
     async def read():
         return [
@@ -575,8 +583,13 @@ async def test_state_of_an_older_version_is_converted_out_of_the_archive(store, 
 
     hot = await read()
     assert contents(hot[0].checkpoint) == {"profile": ["aisle"]}
-    assert hot[2].channels["profile"].writes[0].value == packed(["window"])
-    await store.archives.archive(scope, "t1")
+    if where == "segment":
+        moved = await store.archives.segmenting.move(scope, "t1", ThinningRule(keep_last=1), actor="test")
+        assert moved.checkpoints == 2
+    else:
+        assert hot[2].channels["profile"].writes[0].value == packed(["window"])
+        await store.archives.archive(scope, "t1")
     assert await read() == hot
+    assert (await store.threads.get(scope, "t1")).segmented == (where == "segment")
     await store.archives.restore(scope, "t1")
     assert await read() == hot

@@ -25,7 +25,7 @@ from storage.errors import (
 from storage.model import TaskWrites, Tenant, ThreadLink
 from storage.postgres.statement import Statement
 from storage.retention.planner import Ceilings, Effective, Plan, Policy, Thinning
-from storage.retention.rounds import Acts, Retaining, RoundLimits
+from storage.retention.rounds import AGAIN_SECONDS, Acts, Retaining, RoundLimits
 from storage.scope import OperatorScope, Scope, TenantListing, TenantScope
 from storage.statements.rules import retention as retention_sql
 from storage.threads.holds import refuse_held
@@ -857,6 +857,30 @@ async def test_older_checkpoints_of_a_thread_that_is_used_leave_the_database_and
         assert "segmented" not in await perform(store, clock, tenant)
         assert (await store.verification.subject(scope)).findings == []
         assert ("segment.archive", f'thread:["{scope.subject_id}","t1"]') in await said(store, tenant)
+
+
+async def test_a_tenant_at_its_quota_of_bytes_is_told_why_its_rows_stay(
+    database, root_key, scope, tenant, admin, clock
+):
+    bucket = MemoryBlobStore()
+    await grown(database, root_key, bucket, scope, 90, 4)
+    quota = (
+        "INSERT INTO stateroom.blob_usage (tenant_id, bytes, quota_bytes) VALUES ($1, 0, $2)"
+        " ON CONFLICT (tenant_id) DO UPDATE SET quota_bytes = $2"
+    )
+    async with opened(database, root_key, archive=bucket, clock=clock) as store:
+        await switch_on(store, SEGMENTS)
+        await store.retention_policies.put(tenant, None, Policy(checkpoints_idle_ttl_seconds=30 * DAY))
+        await admin.execute(quota, scope.tenant_id, 1)
+        for _ in range(2):
+            assert await perform(store, clock, tenant) == {"threads": 1, "over_quota": 1}
+        counts = (await store.retaining.status(tenant)).counts
+        assert (counts["over_quota"], counts["due_segment"]) == (1, 1)
+        due_at = (await store.retaining.status(tenant)).due_at
+        assert due_at - datetime.now(UTC) > timedelta(seconds=2 * AGAIN_SECONDS), "it is no matter of minutes"
+        await admin.execute(quota, scope.tenant_id, None)
+        assert (await perform(store, clock, tenant))["segmented"] == 1
+        assert "over_quota" not in (await store.retaining.status(tenant)).counts
 
 
 async def test_rounds_take_finished_calls_of_which_only_the_heads_are_old(

@@ -5,8 +5,9 @@
 import asyncio
 
 import pytest
+from sqlalchemy.engine import make_url
 
-from crypto import KeyDestroyed
+from crypto import KeyDestroyed, MemoryRootKey
 from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.collection.sweep import Sweep
@@ -15,9 +16,11 @@ from storage.errors import IntegrityFailure, ThreadNotFound
 from storage.model import HistoryQuery
 from storage.scope import Scope, TenantScope
 from storage.threads.thinning import ThinningRule
-from tests.support.archive_rows import fsck, opened, rows
+from tests.support.archive_rows import fsck, opened, rows, seen
+from tests.support.engines import create_database, drop_database
 from tests.support.features import switch_on
 from tests.support.states import contents, document, history, load, put, save, state, write
+from tests.support.stores import APP_PASSWORD, MigratedDatabase
 
 OLD = ThinningRule(keep_last=1)
 
@@ -212,6 +215,39 @@ async def test_objects_of_segments_go_with_their_thread_after_the_backup_window(
     assert (await fsck(store, scope)).faults == {}
     with pytest.raises(ThreadNotFound):
         await store.checkpoints.history(scope, HistoryQuery(thread_id="t1"))
+
+
+async def test_a_backup_from_before_segments_came_back_reads_them(postgres, migrated_template, scope):
+    root_key, blobs, archive = MemoryRootKey(), MemoryBlobStore(), MemoryBlobStore()
+    names = [(await create_database(postgres, migrated_template)).name]
+
+    def at(name):
+        url = make_url(postgres.superuser_url(name)).set(username="gw_app", password=APP_PASSWORD)
+        database = MigratedDatabase(postgres.superuser_url(name), "", url.render_as_string(False))
+        return opened(database, root_key, blobs=blobs, archive=archive)
+
+    try:
+        async with at(names[0]) as store:
+            await switch_on(store, SEGMENTS)
+            await segmented(store, scope)
+            before = await seen(store, scope)
+        names.append((await create_database(postgres, names[0])).name)  # the backup
+
+        async with at(names[0]) as store:
+            assert await store.archives.restore(scope, "t1")
+            await store.archives.segmenting.move(scope, "t1", OLD, actor="test")
+            for _ in range(2):
+                await Sweep(store.unit_of_work, store.places, 30, grace_seconds=0).tenant(scope.tenant_id, now=True)
+            assert await seen(store, scope) == before
+
+        async with at(names[1]) as store:
+            assert await seen(store, scope) == before
+            assert await found(store, scope) == set()
+            assert await store.archives.restore(scope, "t1")
+            assert await seen(store, scope) == before
+    finally:
+        for each in names:
+            await drop_database(postgres, each)
 
 
 async def test_what_the_rows_in_segments_name_is_kept(store, scope, admin):

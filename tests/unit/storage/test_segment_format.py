@@ -16,6 +16,7 @@ from storage.format.cold.segment import (
     Directory,
     ListedCheckpoint,
     ListedHead,
+    MadeCheckpoint,
     SegmentList,
     cold_location,
     head_digest,
@@ -301,6 +302,19 @@ def test_a_list_says_what_its_checkpoints_are_rebuilt_from(listed, rebuilt_from)
     said = msgspec.structs.replace(listed, rebuilt_from=rebuilt_from)
     assert SegmentList.open(SEALER, STUB, said.seal(SEALER, STUB)) == said
     assert SegmentList.open(SEALER, STUB, listed.seal(SEALER, STUB)).rebuilt_from is None
+
+
+@pytest.mark.parametrize("rebuilt_from", [None, [], ["", "b7"]], ids=str)
+@pytest.mark.parametrize("listed", [LISTED, ENDED], ids=["plain", "heads"])
+def test_a_list_says_how_its_checkpoints_were_made(listed, rebuilt_from):
+    made = [MadeCheckpoint(None, -1, AT), MadeCheckpoint("c1", 0, AT), MadeCheckpoint(None, 7, AT)]
+    said = msgspec.structs.replace(listed, rebuilt_from=rebuilt_from, made=made)
+    sealed = said.seal(SEALER, STUB)
+    assert SegmentList.open(SEALER, STUB, sealed) == said
+    assert SegmentList.open(SEALER, STUB, listed.seal(SEALER, STUB)).made is None
+    short = msgspec.structs.replace(said, made=made[:2])
+    with pytest.raises(IntegrityFailure, match="other checkpoints"):
+        SegmentList.open(SEALER, STUB, short.seal(SEALER, STUB))
 
 
 def test_what_is_rebuilt_from_something_may_need_what_is_between():

@@ -352,6 +352,41 @@ class ThreadArchive(msgspec.Struct, kw_only=True):
     job_id: str | None = None
 
 
+class ThreadSegment(msgspec.Struct, kw_only=True):
+    """One of the objects that have older checkpoints of a thread.
+
+    Attributes:
+        segment: Its number in the thread.
+        volume: The number of the first segment that has pieces for this one; those of a volume with greater numbers
+            come back along with it.
+        first_id: The least id of its checkpoints.
+        last_id: The greatest id of its checkpoints.
+        checkpoints: How many it holds.
+    """
+
+    segment: int
+    volume: int
+    first_id: str
+    last_id: str
+    checkpoints: int
+
+
+class SegmentsRestoring(msgspec.Struct, kw_only=True):
+    """The restore that brings segments back.
+
+    Attributes:
+        job_id: The id of the job that does it.
+        state: Whether the next object can be read, as of a thread's archive.
+        retry_after_seconds: When asking again tells more.
+        progress: How far its thaw is, from 0 to 1; ``None``: there is none, or nobody knows.
+    """
+
+    job_id: str
+    state: str
+    retry_after_seconds: float
+    progress: float | None
+
+
 class ThreadSegments(msgspec.Struct, kw_only=True):
     """Older checkpoints of a thread, in objects of the archive: read where they are, and brought back by a write.
 
@@ -361,6 +396,8 @@ class ThreadSegments(msgspec.Struct, kw_only=True):
         pending_writes: How many they hold.
         hot_bytes: What their rows took in the database.
         size_bytes: What the objects take.
+        ranges: The objects by number, of more than 1,000 those with the greatest; empty from an older gateway.
+        restoring: The restore that brings some back; ``None``: there is none.
     """
 
     segments: int
@@ -368,6 +405,8 @@ class ThreadSegments(msgspec.Struct, kw_only=True):
     pending_writes: int
     hot_bytes: int
     size_bytes: int
+    ranges: list[ThreadSegment] = []
+    restoring: SegmentsRestoring | None = None
 
 
 class ThreadParent(msgspec.Struct, kw_only=True):

@@ -165,3 +165,25 @@ def test_a_restore_waits_until_nothing_is_in_segments(command, gateway):
     assert outcome.code == 0, outcome.err
     assert "restoring" in outcome.err
     assert len(gateway.requests) == 5
+
+
+def test_one_segment_is_restored_and_the_numbers_of_the_others_are_shown(command, gateway):
+    gateway.answer(job("queued"), 202)
+    gateway.answer(job("running"))
+    gateway.answer(job("done"))
+    ranges = [{"segment": each, "volume": 1, "first_id": "a", "last_id": "b", "checkpoints": 2} for each in (3, 12)]
+    restoring = {"job_id": "j9", "state": "thawing", "retry_after_seconds": 60.0, "progress": 0.5}
+    gateway.answer(segmented(ranges=ranges, restoring=restoring))
+    outcome = command("restore", "t1", "--segment", "7")
+    assert outcome.code == 0, outcome.err
+    first = gateway.requests[0]
+    assert (first.method, first.path, first.query) == ("POST", "/v1/threads/t1/restore", {"segment": "7"})
+    assert "3, 12" in outcome.out
+    assert "thawing" in outcome.out
+    gateway.answer(thread())
+    gateway.answer(thread())
+    outcome = command("restore", "t1", "--segment", "7")
+    assert "in the hot tier already" in outcome.err
+    gateway.refuse(422, "invalid-request")
+    assert command("restore", "t1", "--segment", "7").code != 0
+    assert command("restore", "t1", "--segment", "0").code == ExitCode.USAGE

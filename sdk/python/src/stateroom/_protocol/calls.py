@@ -431,13 +431,18 @@ def _move(answer: Answer, thread_id: str, tier: Literal["hot", "archive"]) -> Th
     return ThreadMove(thread_id=thread_id, tier=answer.decode(ThreadInfo).tier)
 
 
-def restore_thread(thread_id: str, wait_seconds: float | None) -> Steps[ThreadMove]:
-    """Ask for a thread to be brought back; with ``wait_seconds``, wait for it for so long at most.
+def restore_thread(thread_id: str, wait_seconds: float | None, segment: int | None = None) -> Steps[ThreadMove]:
+    """Ask for a thread, or a segment of it, to be brought back; with ``wait_seconds``, wait for so long at most.
 
     Raises:
         ThreadArchived: It is not back after so long, or the restore ended and it is not.
     """
-    answer = yield Call(method="POST", path=path("threads", ":", thread_id, "restore"), repeatable=True)
+    answer = yield Call(
+        method="POST",
+        path=path("threads", ":", thread_id, "restore"),
+        query=() if segment is None else (("segment", segment),),
+        repeatable=True,
+    )
     move = _move(answer, thread_id, "archive")
     if wait_seconds is None:
         return move
@@ -452,10 +457,13 @@ def restore_thread(thread_id: str, wait_seconds: float | None) -> Steps[ThreadMo
         left -= pause
         info: ThreadInfo = answer.decode(ThreadInfo)
         archive = info.archive
-        if info.tier == "hot" and info.segments is None:
+        if info.tier == "hot" and not _is_left(info, segment):
             return ThreadMove(thread_id=thread_id, tier="hot", job_id=move.job_id)
         if archive is None:  # what is in segments comes back, one after the other
-            pause = min(2 * pause, LOOK_SECONDS_MAX)
+            restoring = None if info.segments is None else info.segments.restoring
+            is_thawing = restoring is not None and restoring.state == "thawing"
+            pause = restoring.retry_after_seconds if restoring is not None and is_thawing else 2 * pause
+            pause = min(max(pause, LOOK_SECONDS), LOOK_SECONDS_MAX)
             continue
         if archive.job_id is None and archive.state != "unknown":
             # The restore has ended: either the thread was archived anew at once, or it cannot be brought back.
@@ -464,6 +472,13 @@ def restore_thread(thread_id: str, wait_seconds: float | None) -> Steps[ThreadMo
         pause = archive.retry_after_seconds if archive.state == "thawing" else 2 * pause
         pause = min(max(pause, LOOK_SECONDS), LOOK_SECONDS_MAX)
     return move
+
+
+def _is_left(info: ThreadInfo, segment: int | None) -> bool:
+    """Whether a hot thread has the segment still; with ``segment`` None, any."""
+    if info.segments is None:
+        return False
+    return segment is None or any(each.segment == segment for each in info.segments.ranges)
 
 
 def restoring(make: Callable[[], Steps[R]], thread_id: str, restore_seconds_max: float | None) -> Steps[R]:

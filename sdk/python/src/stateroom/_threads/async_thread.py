@@ -506,22 +506,26 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
         """
         return await self._client.drive(calls.archive_old(self.thread_id, older_than_seconds, keep_last, storage_class))
 
-    async def restore(self, wait_seconds: float | None = None) -> ThreadMove:
+    async def restore(self, wait_seconds: float | None = None, *, segment: int | None = None) -> ThreadMove:
         """Ask for the thread to be brought back from the archive with all segments, thawing them if need be.
 
         A job does it.
 
         Args:
             wait_seconds: Wait for it for so long at most; ``None``: do not wait. A thaw takes hours.
+            segment: Only the segment of this number (``info().segments.ranges``) of a thread that is hot, with those
+                that its volume got later; ``None``: all of the thread.
 
         Returns:
             Where the thread is now, and the job that moves it.
 
         Raises:
             ThreadNotFound: There is none.
-            ThreadArchived: It is not back after so long (the restore goes on), or cannot be brought back.
+            ThreadArchived: It is not back after so long (the restore goes on), or cannot be brought back; or a segment
+                is asked for of a thread that is archived as a whole.
+            InvalidRequest: The thread has no segment of this number: it came back, or never was.
         """
-        return await self._client.drive(calls.restore_thread(self.thread_id, wait_seconds))
+        return await self._client.drive(calls.restore_thread(self.thread_id, wait_seconds, segment))
 
     async def delete(self, *, family: bool = False) -> bool:
         """Delete the whole thread, all namespaces included.
