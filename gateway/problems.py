@@ -338,7 +338,7 @@ TABLE: dict[type[Exception], Kind] = {
     ),
     storage_errors.RestoreNeeded: Kind(
         409, "restore-needed",
-        "The thread's archive is too large to be read where it is: restore the thread, then read it.",
+        "What is needed of the thread's archive is too large to be read where it is: restore the thread, then read it.",
     ),
     storage_errors.ChannelUnchangedUnknown: Kind(
         409, "channel-unchanged-unknown",

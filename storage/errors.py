@@ -118,11 +118,11 @@ class ArchiveTooLarge(Conflict):
 
 
 class RestoreNeeded(Conflict):
-    """The thread's archive is larger than what is read without restoring; restore the thread, then read it."""
+    """What a read needs of the thread's archive and segments is more than it may hold; restore the thread first."""
 
     def __init__(self, found: int, allowed: int) -> None:
         super().__init__(
-            f"the thread's archive takes about {found:,} bytes, and {allowed:,} are read without restoring;"
+            f"what is needed of the thread's archive takes about {found:,} bytes, and {allowed:,} are read there;"
             " restore the thread, then read it"
         )
 

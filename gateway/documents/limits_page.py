@@ -254,7 +254,10 @@ SECTIONS: Final = {
             "archive-too-large",
         ),
         Limit(
-            "ARCHIVE_READ_BYTES_MAX", archive_views, "memory for an archive that is read where it is", "restore-needed"
+            "ARCHIVE_READ_BYTES_MAX",
+            archive_views,
+            "memory for what one read needs of an archive and of segments; a page ends early",
+            "restore-needed",
         ),
         Limit("EXPORT_BYTES_MAX", limits, "an export that is imported", "body-too-large"),
         Limit("TRAJECTORY_STEPS_MAX", lines, "checkpoints that a trajectory looks through", "limit-exceeded"),

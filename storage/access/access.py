@@ -150,7 +150,7 @@ class Access(Sealing):
                     try:
                         return await work(sealer, lambda: view.snapshot(thread_id))
                     except SegmentsNeeded as needed:
-                        await view.fetch(needed.segments)
+                        await view.fetch(needed)
 
         return self.run(scope, attempt, otherwise, share, bring_back=self._tell_progress)
 

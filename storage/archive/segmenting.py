@@ -22,6 +22,7 @@ decided here, nor whether somebody may do this; `storage.archive.bringing_back` 
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -37,6 +38,7 @@ from storage.access.completeness import open_own_head
 from storage.access.sealing import Sealing
 from storage.administration.audit import Audit
 from storage.archive.check import ArchiveContents
+from storage.archive.choosing import SegmentBounds, Volume
 from storage.archive.stubs import audit_target, set_cold, told
 from storage.archive.writing import encoded, freeze, write_object
 from storage.blobs.keyspace import BlobLocation
@@ -98,31 +100,20 @@ from storage.threads.plans import (
 from storage.threads.thinning import CheckpointRef, Entries, Leaving, StaleError, ThinningRule, lines, may_leave_whole
 from storage.tiers.objects import ArchiveObjects
 from storage.tiers.segments import Lists, Segments, open_directory, open_segments
+from storage.tiers.views import ROW_BYTES
 
-# One segment: a page of history asks for few, and a flip removes as many rows in one transaction.
-SEGMENT_CHECKPOINTS_MAX: Final = 1000
+# One segment, beside what `storage.archive.choosing` says of the number of its checkpoints.
 SEGMENT_ROWS_MAX: Final = 2000
 SEGMENT_BYTES_MAX: Final = 4 * 1024 * 1024
 # And of the pieces that it adds to its volume: a reader holds segments of one volume, and a flip writes one. A single
 # checkpoint may have more.
 SEGMENT_PIECES_BYTES_MAX: Final = 8 * 1024 * 1024
-# A volume is closed when so much was added after its first segment, and twice as much as that has.
-VOLUME_BYTES_MIN: Final = 8 * 1024 * 1024
+# And what all of it takes of a reader's memory, which is more where pieces and rows are small; likewise.
+SEGMENT_READ_BYTES_MAX: Final = 16 * 1024 * 1024
 # Checkpoints whose rows are read at a time.
 _READ_ROWS: Final = 200
 # What a row takes in the object beside its envelope, about.
 _ROW_BYTES: Final = 512
-
-
-@dataclass(frozen=True)
-class SegmentBounds:
-    """How much goes into one segment, and into one volume."""
-
-    checkpoints_max: int = SEGMENT_CHECKPOINTS_MAX
-
-    def is_full(self, first_bytes: int, more_bytes: int) -> bool:
-        """Whether the next segment begins another volume than the one whose segments have so many bytes."""
-        return more_bytes >= max(VOLUME_BYTES_MIN, 2 * first_bytes)
 
 
 @dataclass(slots=True)
@@ -157,35 +148,16 @@ class _Request(Target):
     moved: Moved = field(default_factory=Moved)
 
 
-class _Volume(msgspec.Struct, frozen=True):
-    """The volume that the next segment belongs to.
-
-    Attributes:
-        number: The number of its first segment; 0: the next one begins a volume.
-        first_bytes: What its first segment has.
-        more_bytes: What the others have.
-        piece_ids: The pieces in its objects.
-    """
-
-    number: int = 0
-    first_bytes: int = 0
-    more_bytes: int = 0
-    piece_ids: frozenset[bytes] = frozenset()
-
-    def with_segment(self, stub: Stub, listed: SegmentList) -> "_Volume":
-        """After one more segment."""
-        piece_ids = frozenset(unpack_ids(listed.piece_ids))
-        if stub.volume == stub.segment:
-            return _Volume(stub.segment, stub.hot_bytes, 0, piece_ids)
-        more_bytes = self.more_bytes + stub.hot_bytes
-        return _Volume(self.number, self.first_bytes, more_bytes, self.piece_ids | piece_ids)
-
-
 class _Draft(msgspec.Struct, frozen=True):
     """A segment that is about to be written."""
 
     rows: ThreadRows
     refs: list[CheckpointRef]
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it will take of a reader's memory: `storage.tiers.views.memory_bytes`."""
+        return sum(map(_memory_of, ENVELOPES, (self.rows.of(table) for table in ENVELOPES)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +219,7 @@ class _NewPieces:
         self._known: dict[bytes, PieceSizeRow] = {}
         self._taken: dict[bytes, None] = {}
         self._bytes = 0
+        self._memory = 0
 
     @property
     def taken(self) -> list[bytes]:
@@ -264,18 +237,24 @@ class _NewPieces:
             IntegrityFailure: A piece is not stored.
         """
         named: dict[CheckpointRef, list[bytes]] = {}
-        for row in (*rows[CHECKPOINTS], *rows[PENDING_WRITES]):
-            named.setdefault((row.namespace, row.checkpoint_id), []).extend(unpack_ids(row.piece_ids))
+        memory: Counter[CheckpointRef] = Counter()
+        for table in (CHECKPOINTS, PENDING_WRITES):
+            for row in rows[table]:
+                ref = row.namespace, row.checkpoint_id
+                named.setdefault(ref, []).extend(unpack_ids(row.piece_ids))
+                memory[ref] += ROW_BYTES + len(getattr(row, ENVELOPES[table]))
         await self._learn({each for ids in named.values() for each in ids})
         fitting: list[CheckpointRef] = []
         for _, same in groupby(refs, key=lambda ref: ref[1]):
             own = list(same)
             new = self._new({each for ref in own for each in named.get(ref, ())})
             size = sum(self._known[each].size for each in new)
-            if (begun or fitting) and self._bytes + size > bytes_max:
+            held = size + ROW_BYTES * len(new) + sum(memory[ref] for ref in own)
+            if (begun or fitting) and (self._bytes + size > bytes_max or self._memory + held > SEGMENT_READ_BYTES_MAX):
                 break
             self._taken.update(dict.fromkeys(new))
             self._bytes += size
+            self._memory += held
             fitting += own
         return fitting
 
@@ -459,14 +438,18 @@ class _Moving:
 
     async def _move(
         self, request: _Request, plan: Plan, chosen: tuple[Leaving, _Lines], run: Sequence[CheckpointRef],
-        place: tuple[int, _Volume],
-    ) -> tuple[int, _Volume]:  # fmt: skip
+        place: tuple[int, Volume],
+    ) -> tuple[int, Volume]:  # fmt: skip
         """Move as many of these as one segment has; returns how many, and the volume that it is in."""
         (choice, known), (number, volume) = chosen, place
         if self.bounds.is_full(volume.first_bytes, volume.more_bytes):
-            volume = _Volume()
+            volume = Volume()
         async with self.sealing.unit_of_work.snapshot(request.scope) as transaction:
             draft = await self._draft(transaction, request.thread_id, plan, run, volume)
+            if volume.number and not self.bounds.has_room(volume, draft.memory_bytes):
+                apart = await self._draft(transaction, request.thread_id, plan, run, Volume())
+                if self.bounds.repays(volume, draft.memory_bytes, apart.memory_bytes):
+                    volume, draft = Volume(), apart
         scope = request.scope
         size = sum(_bytes_of(draft.rows, table) for table in TABLES)
         new = NewBlob(new_blob_id(), "archive", object_bytes(size), place="archive")
@@ -482,7 +465,7 @@ class _Moving:
         moved.pending_writes += stub.pending_writes
         moved.hot_bytes += stub.hot_bytes
         moved.size_bytes += stub.size_bytes
-        return len(draft.refs), volume.with_segment(stub, listed)
+        return len(draft.refs), volume.with_segment(stub, frozenset(unpack_ids(listed.piece_ids)))
 
     async def _reserve_exactly(self, scope: Scope, new: NewBlob, size_bytes: int) -> None:
         """Reserve what an object takes, so that settling it does not touch the tenant's sum, for which others wait.
@@ -498,7 +481,7 @@ class _Moving:
     # --- reading and writing ---------------------------------------------------------------------------------------
 
     async def _draft(
-        self, transaction: Transaction, thread_id: str, plan: Plan, run: Sequence[CheckpointRef], volume: _Volume
+        self, transaction: Transaction, thread_id: str, plan: Plan, run: Sequence[CheckpointRef], volume: Volume
     ) -> _Draft:
         """The rows of as many checkpoints as one segment has, with the pieces that the volume lacks."""
         rows, refs = ThreadRows.empty(), list[CheckpointRef]()
@@ -541,7 +524,7 @@ class _Moving:
         return _Draft(rows, refs)
 
     async def _written(
-        self, request: _Request, plan: Plan, draft: _Draft, place: tuple[int, _Volume], new: NewBlob, now: datetime
+        self, request: _Request, plan: Plan, draft: _Draft, place: tuple[int, Volume], new: NewBlob, now: datetime
     ) -> tuple[Stub, SegmentList, ArchiveRecord]:
         """Write the object, read it back, and say what is in it."""
         scope, sealer, (number, volume) = request.scope, plan.sealer, place
@@ -594,7 +577,7 @@ class _Moving:
         )
         return msgspec.structs.replace(stub, sealed=stub.sealing(sealer, record)), listed, record
 
-    def _compare(self, contents: ArchiveContents, listed: SegmentList, volume: _Volume) -> None:
+    def _compare(self, contents: ArchiveContents, listed: SegmentList, volume: Volume) -> None:
         """Compare what was read back with what was planned.
 
         Raises:
@@ -796,20 +779,19 @@ def _by_name(refs: Iterator[CheckpointRef]) -> dict[str, set[str]]:
     return found
 
 
-async def _volume(transaction: Transaction, sealer: Sealer, segments: Segments) -> _Volume:
+async def _volume(transaction: Transaction, sealer: Sealer, segments: Segments) -> Volume:
     """The volume that the next segment may belong to."""
+    volume = Volume()
     newest = max(segments.all, key=lambda each: each.segment, default=None)
     if newest is None:
-        return _Volume()
+        return volume
     own = segments.of_volume(newest)
     if own[0].segment != newest.volume:
-        return _Volume()  # its first segment was brought back
+        return volume  # its first segment was brought back
     lists = Lists(transaction, sealer)
-    piece_ids: set[bytes] = set()
     for each in own:
-        piece_ids |= await lists.piece_ids(each)
-    more = sum(each.hot_bytes for each in own[1:])
-    return _Volume(newest.volume, own[0].hot_bytes, more, frozenset(piece_ids))
+        volume = volume.with_segment(each, await lists.piece_ids(each))
+    return volume
 
 
 def _list(plan: Plan, draft: _Draft, contents: ArchiveContents) -> SegmentList:
@@ -833,3 +815,7 @@ def _bytes_of(rows: ThreadRows, table: str) -> int:
     envelope = ENVELOPES.get(table)
     own = rows.of(table)
     return len(own) * _ROW_BYTES + (0 if envelope is None else sum(len(row[envelope]) for row in own))
+
+
+def _memory_of(table: str, rows: Sequence[Mapping[str, Any]]) -> int:
+    return sum(ROW_BYTES + len(row[ENVELOPES[table]]) for row in rows)

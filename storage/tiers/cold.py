@@ -26,6 +26,28 @@ R = TypeVar("R", CheckpointRow, WriteRow, PieceRow)
 _CheckpointKey = tuple[str, str]
 
 
+class ColdPieces:
+    """Pieces of one thread. Nothing in them is opened.
+
+    Raises:
+        IntegrityFailure: A row is of another thread, or two have one id.
+    """
+
+    def __init__(self, thread_id: str) -> None:
+        self._thread_id = thread_id
+        self._pieces: dict[bytes, PieceRow] = {}
+
+    def add(self, rows: Iterable[StoredRow]) -> None:
+        """Take some more."""
+        for row in _structs(self._thread_id, rows, PieceRow):
+            if self._pieces.setdefault(row.piece_id, row) is not row:
+                raise IntegrityFailure("an archive holds a row twice")
+
+    async def pieces(self, piece_ids: Sequence[bytes]) -> list[PieceRow]:
+        """As `storage.tiers.rows.Rows.pieces`."""
+        return [self._pieces[each] for each in dict.fromkeys(piece_ids) if each in self._pieces]
+
+
 class ColdRows:
     """The rows of one archived thread. Nothing in them is opened.
 

@@ -40,11 +40,19 @@ from storage.tiers.union import UnionRows
 
 
 class SegmentsNeeded(Exception):
-    """A read needs rows of these segments."""
+    """A read needs rows of these segments; ``pieces_only``: nothing of them but pieces."""
 
-    def __init__(self, segments: Sequence[SegmentRow]) -> None:
+    def __init__(self, segments: Sequence[SegmentRow], *, pieces_only: bool = False) -> None:
         super().__init__()
         self.segments = segments
+        self.pieces_only = pieces_only
+
+
+class PiecesOf(Protocol):
+    """The pieces of a segment of which nothing else was fetched."""
+
+    async def pieces(self, piece_ids: Sequence[bytes]) -> list[PieceRow]:
+        """As `storage.tiers.rows.Rows.pieces`."""
 
 
 class Fetched(Protocol):
@@ -54,8 +62,12 @@ class Fetched(Protocol):
     def segments(self) -> Mapping[UUID, WholeRows]:
         """The rows of each, by its object."""
 
-    def has_room(self, segment: SegmentRow) -> bool:
-        """Whether one more may be fetched."""
+    @property
+    def pieces(self) -> Mapping[UUID, PiecesOf]:
+        """The pieces of those of which nothing else was, by their objects."""
+
+    def has_room(self, segment: SegmentRow, pieces_of: Collection[SegmentRow] = ()) -> bool:
+        """Whether one more may be fetched, and then the pieces of others."""
 
 
 class Lists:
@@ -254,7 +266,8 @@ class SegmentedRows:
         """As `storage.tiers.rows.Listing.history`.
 
         Raises:
-            PageEnds: More segments would have to be looked through than one read may hold.
+            PageEnds: More segments would have to be looked through than one read may hold, with the pieces of the
+                states that are asked for.
         """
         rows = await self._here.history(query, search, after, limit)
         reached = rows[-1].checkpoint_id if len(rows) == limit else ""
@@ -269,12 +282,20 @@ class SegmentedRows:
                 continue
             if only is not None and segment.blob_id not in only:
                 continue
-            if not self._fetched.segments or self._fetched.has_room(segment):
+            states = self._pieces_with(segment) if query.with_state else []
+            if not self._fetched.segments or self._fetched.has_room(segment, states):
                 raise SegmentsNeeded([segment])
             # Behind the first id that may be in it: the next page begins there.
             before = [row for row in rows if row.checkpoint_id > segment.last_id]
             raise PageEnds(before, (segment.last_id, "\U0010ffff", "\U0010ffff"))
         return rows
+
+    def _pieces_with(self, segment: SegmentRow) -> list[SegmentRow]:
+        """The segments of which the pieces may be needed for states in those that were fetched, and in this one."""
+        here = [each for each in self._segments.all if each.blob_id in self._fetched.segments]
+        needed = {one.blob_id: one for each in (*here, segment) for one in self._segments.of_volume(each)}
+        missing = self._missing(needed.values())
+        return [each for each in missing if each is not segment and each.blob_id not in self._fetched.pieces]
 
     async def _only_in(self, namespace: str | None) -> Collection[UUID] | None:
         """The objects of the segments that have checkpoints of a namespace; None: any may."""
@@ -330,16 +351,22 @@ class SegmentedRows:
         """As `storage.tiers.rows.Rows.pieces`."""
         found = await self._here.pieces(piece_ids)
         missing = {*piece_ids} - {row.piece_id for row in found}
+        for source in self._fetched.pieces.values():
+            if missing:
+                found += await source.pieces([*missing])
+                missing -= {row.piece_id for row in found}
         if missing:
             needed: dict[UUID, SegmentRow] = {}
             for segment in self._segments.all:
                 if segment.blob_id not in self._fetched.segments:
                     continue
                 for each in self._missing(self._segments.of_volume(segment)):
+                    if each.blob_id in self._fetched.pieces:
+                        continue
                     if not missing.isdisjoint(await self._lists.piece_ids(each)):
                         needed[each.blob_id] = each
             if needed:
-                raise SegmentsNeeded([*needed.values()])
+                raise SegmentsNeeded([*needed.values()], pieces_only=True)
         return found
 
     async def writes_of(

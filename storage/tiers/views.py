@@ -7,14 +7,14 @@ memory for readers at once. What it never does is write, thaw or restore.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection
+from contextlib import aclosing, asynccontextmanager
 from typing import Final
 from uuid import UUID
 
 from crypto import Sealer
 from storage.errors import IntegrityFailure, LostRaceError, RestoreNeeded
-from storage.format.cold.archive import Stub
+from storage.format.cold.archive import CHUNKS, Stub
 from storage.format.cold.segment import ColdSums
 from storage.format.record import open_thread_seal
 from storage.ledger.streams import Budget
@@ -24,10 +24,10 @@ from storage.statements.threads import archives as archives_sql
 from storage.statements.threads import threads as threads_sql
 from storage.statements.threads.archives import SegmentRow
 from storage.statements.threads.threads import ThreadRow
-from storage.tiers.cold import ColdRows
+from storage.tiers.cold import ColdPieces, ColdRows
 from storage.tiers.hot import HotRows
 from storage.tiers.objects import ArchiveObjects
-from storage.tiers.segments import Lists, SegmentedRows, Segments, open_segments
+from storage.tiers.segments import Lists, SegmentedRows, Segments, SegmentsNeeded, open_segments
 from storage.tiers.snapshots import Snapshot
 
 # What one read may take of a process's memory, opened: with the answer that is made of it, a gateway of 512 MiB
@@ -36,7 +36,9 @@ ARCHIVE_READ_BYTES_MAX: Final = 64 * 1024 * 1024
 # And all of them together; who comes later waits.
 ARCHIVES_READ_BYTES_MAX: Final = 128 * 1024 * 1024
 # What a row takes beside its sealed bytes, decoded and indexed: 900 to 1,400 measured, and more while it is decoded.
-_ROW_BYTES: Final = 2048
+ROW_BYTES: Final = 2048
+# And a piece of which nothing but the row is kept, page by page: 190 measured.
+PIECE_ROW_BYTES: Final = 512
 # Indexing more rows than these goes on beside the event loop: about 3 ms of work, measured.
 _ROWS_AT_ONCE: Final = 1000
 
@@ -50,16 +52,21 @@ class View:
         self._scope = scope
         self._sealer = sealer
         self.segments: dict[UUID, ColdRows] = {}
+        self.pieces: dict[UUID, ColdPieces] = {}
         self._held: dict[UUID, int] = {}
         self.bytes_left = 0
         self.archive: tuple[Stub, ColdRows] | None = None
 
-    def has_room(self, segment: SegmentRow) -> bool:
-        """Whether one more segment may be fetched."""
-        return memory_bytes(segment) <= self.bytes_left
+    def has_room(self, segment: SegmentRow, pieces_of: Collection[SegmentRow] = ()) -> bool:
+        """Whether one more segment may be fetched, and then the pieces of others."""
+        return self._more(segment, memory_bytes(segment)) + sum(map(pieces_bytes, pieces_of)) <= self.bytes_left
 
-    async def fetch(self, segments: Sequence[SegmentRow]) -> None:
-        """Fetch segments that a read needs, while no snapshot is open.
+    def _more(self, segment: SegmentRow, wanted: int) -> int:
+        """What a segment takes more than is held of it."""
+        return wanted - self._held.get(segment.blob_id, 0)
+
+    async def fetch(self, needed: SegmentsNeeded) -> None:
+        """Fetch what a read needs, while no snapshot is open.
 
         Raises:
             RestoreNeeded: They take more memory than a read may.
@@ -67,7 +74,8 @@ class View:
             LostRaceError: One is not there any more.
             ArchiveUnavailable, IntegrityFailure, BlobUnavailable: As `ArchiveViews.opened`.
         """
-        wanted = sum(map(memory_bytes, segments))
+        segments, charge = needed.segments, pieces_bytes if needed.pieces_only else memory_bytes
+        wanted = sum(self._more(each, charge(each)) for each in segments)
         if wanted > self.bytes_left:
             raise RestoreNeeded(wanted, self.bytes_left)
         async with self._unit_of_work.snapshot(self._scope) as transaction:
@@ -78,14 +86,19 @@ class View:
         for each, stub in zip(segments, stubs, strict=True):
             if stub is None or stub.blob_id != each.blob_id:
                 raise LostRaceError
-            self.bytes_left -= memory_bytes(each)
-            self._held[each.blob_id] = memory_bytes(each)
-            self.segments[each.blob_id] = await self._rows(stub)
+            self.bytes_left -= self._more(each, charge(each))
+            self._held[each.blob_id] = charge(each)
+            if needed.pieces_only:
+                self.pieces[each.blob_id] = await self._pieces(stub)
+            else:
+                self.pieces.pop(each.blob_id, None)
+                self.segments[each.blob_id] = await self._rows(stub)
 
     def _let_go(self, segments: Segments) -> None:
         """Hold nothing of segments that are there no more: they came back, or their objects were exchanged."""
-        for gone in self.segments.keys() - {each.blob_id for each in segments.all}:
-            del self.segments[gone]
+        for gone in self._held.keys() - {each.blob_id for each in segments.all}:
+            self.segments.pop(gone, None)
+            self.pieces.pop(gone, None)
             self.bytes_left += self._held.pop(gone)
 
     async def fetch_archive(self, stub: Stub) -> None:
@@ -98,6 +111,15 @@ class View:
         if stub.checkpoints + stub.pending_writes + stub.chunks <= _ROWS_AT_ONCE:
             return ColdRows(stub.thread_id, rows)
         return await asyncio.to_thread(ColdRows, stub.thread_id, rows)
+
+    async def _pieces(self, stub: Stub) -> ColdPieces:
+        """The pieces of a segment; its other rows are dropped as they come."""
+        pieces = ColdPieces(stub.thread_id)
+        async with aclosing(self._objects.read(self._scope, self._sealer, stub)) as pages:
+            async for table, page in pages:
+                if table == CHUNKS:
+                    pieces.add(page)
+        return pieces
 
     @asynccontextmanager
     async def snapshot(self, thread_id: str) -> AsyncIterator[Snapshot]:
@@ -198,4 +220,9 @@ def cold_sums(sealer: Sealer, thread_id: str, row: ThreadRow) -> ColdSums:
 
 def memory_bytes(stub: Stub | SegmentRow) -> int:
     """About what an archive or a segment takes, opened."""
-    return stub.hot_bytes + _ROW_BYTES * (stub.checkpoints + stub.pending_writes + stub.chunks)
+    return stub.hot_bytes + ROW_BYTES * (stub.checkpoints + stub.pending_writes + stub.chunks)
+
+
+def pieces_bytes(stub: Stub | SegmentRow) -> int:
+    """At most what the pieces of a segment take without its other rows, whose bytes the stub does not tell apart."""
+    return stub.hot_bytes + PIECE_ROW_BYTES * stub.chunks

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.archive.segmenting import SegmentBounds, Segmenting
+from storage.archive.choosing import SegmentBounds
+from storage.archive.segmenting import Segmenting
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import ManualClock
 from storage.control.features import COLD_NAMESPACES, SEGMENTS

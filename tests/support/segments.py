@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from storage.archive.segmenting import Moved, SegmentBounds, Segmenting
+from storage.archive.choosing import SegmentBounds
+from storage.archive.segmenting import Moved, Segmenting
 from storage.scope import Scope
 from storage.service import Store
 from storage.threads.thinning import ThinningRule

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from crypto import KeyDestroyed
-from storage.archive.segmenting import SegmentBounds
+from storage.archive.choosing import SegmentBounds
 from storage.blobs.memory import MemoryBlobStore
 from storage.control.features import COLD_NAMESPACES, SEGMENTS
 from storage.errors import (

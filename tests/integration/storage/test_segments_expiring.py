@@ -10,8 +10,8 @@ from random import Random  # noqa: TID251  seeded
 import msgpack
 import pytest
 
+from storage.archive.choosing import SegmentBounds
 from storage.archive.expiring import Expiring
-from storage.archive.segmenting import SegmentBounds
 from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.collection.sweep import Sweep
@@ -53,7 +53,7 @@ def volumes():
 
 
 async def move(store, scope, rule=OLD, thread_id="t1", checkpoints_max=1000, volumes=None):
-    bounds = SegmentBounds(checkpoints_max) if volumes is None else ChosenBounds(checkpoints_max, volumes)
+    bounds = SegmentBounds(checkpoints_max) if volumes is None else ChosenBounds(checkpoints_max, volumes=volumes)
     return await move_within(bounds, store, scope, rule, thread_id=thread_id)
 
 
