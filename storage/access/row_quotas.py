@@ -3,10 +3,9 @@
 Every process keeps the set in memory and reads it again once a minute, so that a write costs one look-up and no round
 trip. What would store rows asks `RowQuotas.require_room`; what reads or takes away never does, or a tenant that is over
 could not get below, nor does a compaction that lets a prune take far more away (`storage.checkpoints.compacting`). Rows
-that come back from an archive or a segment are stored by whoever needs them: to be removed, or to tell that a request
-is a repeated one, they come without being asked for. It
-counts nothing: `storage.administration.row_census` does, and what a tenant writes between two counts and until the set
-was read again goes beyond its quota.
+that come back from an archive or a segment in order to be removed, or to tell that a request is a repeated one, come
+without being asked for. It counts nothing: `storage.administration.row_census` does, and what a tenant writes between
+two counts and until the set was read again goes beyond its quota.
 """
 
 import asyncio

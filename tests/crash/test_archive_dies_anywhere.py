@@ -14,6 +14,7 @@ there in the end.
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from itertools import count
@@ -25,6 +26,7 @@ import pytest
 from sqlalchemy import event
 
 from crypto import Sealer
+from crypto.blob import PART_BYTES
 from storage.blobs.keyspace import tenant_prefix
 from storage.blobs.memory import MemoryBlobStore
 from storage.collection.sweep import Sweep
@@ -93,9 +95,11 @@ class World:
             await self.save()
         await self.put()
 
-    async def save(self) -> None:
+    async def save(self, channels: int = 0) -> None:
+        """Save; with ``channels`` of 60 KB each that nothing makes shorter."""
         number = next(self._numbers)
-        content = state(n=number, text=document(f"n{number}", 5000))
+        large = {f"c{each}": os.urandom(60_000) for each in range(channels)}
+        content = state(n=number, text=document(f"n{number}", 5000), **large)
         saved = await save(self.living, self.scope, content=content, status="done")
         self.acknowledged[saved.checkpoint_id] = 0
         self.written += 1
@@ -271,6 +275,11 @@ async def segmenting(world: World) -> None:
     await world.mortal.archives.segmenting.move(world.scope, "t1", OLD, actor="test")
 
 
+async def segmenting_in_parts(world: World) -> None:
+    """As `segmenting`, of an object that is uploaded in parts."""
+    await segmenting(world)
+
+
 async def segmenting_to_a_frozen_class(world: World) -> None:
     await world.mortal.archives.segmenting.move(world.scope, "t1", OLD, actor="test", storage_class="GLACIER")
 
@@ -299,6 +308,9 @@ SEGMENTED = (bringing_back, writing_to_a_segment, saving_to_a_call_that_left)
 async def prepared(stores: Stores, admin: asyncpg.Connection, verb: Verb) -> World:
     world = World(stores, admin)
     await world.begin()
+    if verb is segmenting_in_parts:
+        await world.save(channels=PART_BYTES // 60_000 + 10)
+        await world.save()
     if verb in CALLED:
         await world.call()
         await world.save()
@@ -330,6 +342,7 @@ async def prepared(stores: Stores, admin: asyncpg.Connection, verb: Verb) -> Wor
         pytest.param(moving_a_call, False, marks=pytest.mark.soak),
         pytest.param(saving_to_a_call_that_left, False, marks=pytest.mark.soak),
         pytest.param(segmenting, False, marks=pytest.mark.soak),
+        pytest.param(segmenting_in_parts, False, marks=pytest.mark.soak),
         pytest.param(segmenting_to_a_frozen_class, False, marks=pytest.mark.soak),
         pytest.param(segmenting_to_a_frozen_class, True, marks=pytest.mark.soak),
         pytest.param(bringing_back, False, marks=pytest.mark.soak),

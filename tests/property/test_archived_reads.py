@@ -1,6 +1,7 @@
 """Whatever a thread holds and is asked: hot, archived, in segments or restored, it answers the same."""
 
 import asyncio
+from copy import copy
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
@@ -12,15 +13,17 @@ from hypothesis import strategies as st
 from storage.archive.choosing import SegmentBounds
 from storage.archive.segmenting import Segmenting
 from storage.blobs.memory import MemoryBlobStore
+from storage.checkpoints.verbs import Checkpoints
 from storage.clock import ManualClock
 from storage.control.features import COLD_NAMESPACES, SEGMENTS
-from storage.errors import StorageError
+from storage.errors import RestoreNeeded, StorageError
 from storage.model import (
     ChannelHistoryQuery,
     ChannelValue,
     FullState,
     HistoryQuery,
     Load,
+    Page,
     Parent,
     Precondition,
     Save,
@@ -31,6 +34,7 @@ from storage.schemas.versions import OtherVersionError
 from storage.scope import ClientShare, Scope
 from storage.service import Store, StoreOptions
 from storage.threads.thinning import ThinningRule
+from storage.tiers.views import ArchiveViews
 from tests.support.features import switch_on
 from tests.support.states import document, packed, patch, write
 from tests.support.stores import DEPLOYMENT_ID
@@ -138,6 +142,7 @@ class Thread:
         self.share = share
         self.ids: list[str] = [UNKNOWN_ID]
         self.newest: dict[str, str] = {}
+        self.reader = world.store.checkpoints
         self.token: str | None = None
 
     def at(self, number):
@@ -180,7 +185,7 @@ class Thread:
 
     async def ask(self, share, verb, **parts):
         """What it answers, page by page, or how it refuses."""
-        checkpoints = self.world.store.checkpoints
+        checkpoints = self.reader
         read = []
         try:
             if verb == "history":
@@ -309,6 +314,57 @@ def test_a_thread_whose_namespaces_leave_and_come_back_answers_the_same(
     goes_on = {"verb": "save", "namespace": "", "state": {"a": 1}, "on": None, "patch": False}
     lives = [([*changes, goes_on], rule, archived) for changes, rule, archived in lives]
     world.runner.run(_compare_lives(world, share, lives, segment_checkpoints, questions))
+
+
+def _flat(answer):
+    """What a question was answered with, however it was divided into pages."""
+    return [each for part in answer for each in (part.items if isinstance(part, Page) else [part])]
+
+
+def _agrees(little, answer):
+    """Whether a reader with little memory was answered the same, or as far as it goes and then that it needs more."""
+    if isinstance(little[-1], tuple) and little[-1][0] is RestoreNeeded:
+        before = _flat(little[:-1])
+        return before == _flat(answer)[: len(before)]
+    return _flat(little) == _flat(answer)
+
+
+@settings(max_examples=12)
+@given(
+    lives=st.lists(
+        st.tuples(st.lists(st.one_of(SAVE, SAVE, WRITE), min_size=1, max_size=10), RULE), min_size=1, max_size=3
+    ),
+    bytes_max=st.sampled_from([15_000, 40_000, 100_000]),
+    segment_checkpoints=st.integers(1, 3),
+    questions=QUESTIONS,
+)  # fmt: skip
+def test_a_reader_with_little_memory_is_answered_the_same_or_told_so(
+    world, lives, bytes_max, segment_checkpoints, questions
+):
+    thread, store = Thread(world, None), world.store
+    parts = (store.pruning._access, store.archives.objects, store.archive_writer, store.audit)
+    segmenting = Segmenting(*parts, bounds=SegmentBounds(segment_checkpoints))
+
+    async def answers():
+        return [await thread.ask(None if which == "own" else SHARES[which], **dict(each)) for which, each in questions]
+
+    async def compare():
+        await switch_on(store, SEGMENTS)
+        await switch_on(store, COLD_NAMESPACES)
+        await thread.change("save", "", state={"a": 0}, on=None, patch=False)
+        for changes, rule in lives:
+            for each in changes:
+                await thread.change(**dict(each))
+            before = await answers()
+            await segmenting.move(thread.scope, "t1", rule, actor="test")
+            views = ArchiveViews(store.unit_of_work, store.archives.objects, bytes_max=bytes_max)
+            access = copy(store.pruning._access)
+            access._views = views
+            thread.reader = Checkpoints(access)
+            assert all(map(_agrees, await answers(), before))
+            thread.reader = store.checkpoints
+
+    world.runner.run(compare())
 
 
 async def _compare_lives(world, share, lives, segment_checkpoints, questions):

@@ -4,9 +4,10 @@ import pytest
 
 from storage.blobs.memory import MemoryBlobStore
 from storage.control.features import COLD_NAMESPACES, SEGMENTS
-from storage.errors import CheckpointExists, RowQuotaExceeded, ThreadArchived
+from storage.errors import CheckpointExists, ClientShareWrong, RowQuotaExceeded, ThreadArchived
 from storage.format.cold.segment import SegmentList
-from storage.model import Idempotency, Parent, Precondition
+from storage.model import Idempotency, Parent, Precondition, Save
+from storage.scope import ClientShare
 from storage.threads.thinning import ThinningRule
 from tests.support.archive_rows import fsck, opened, rows
 from tests.support.features import switch_on
@@ -180,6 +181,24 @@ async def test_a_repeated_save_is_answered_of_a_namespace_that_left_with_its_hea
     assert saved.token
     with pytest.raises(CheckpointExists):
         await save(store, scope, **{**again, "content": said(2)})
+
+
+async def test_under_a_share_a_repeated_save_is_told_from_another_one(store, scope, admin):
+    share = ClientShare(b"s" * 32)
+
+    async def say(number, **parts):
+        new = Save(thread_id="t1", content=said(number), step=number, **parts)
+        return await store.checkpoints.save(scope, new, share)
+
+    ids = [(await say(number)).checkpoint_id for number in range(TURNS)]
+    await store.archives.segmenting.move(scope, "t1", OLD, actor="test", storage_class="GLACIER", share=share)
+    assert await segments(admin, scope) == 1
+    assert not (await say(1, checkpoint_id=ids[1])).created
+    with pytest.raises(CheckpointExists):
+        await say(2, checkpoint_id=ids[1])
+    again = Save(thread_id="t1", content=said(1), step=1, checkpoint_id=ids[1])
+    with pytest.raises(ClientShareWrong):
+        await store.checkpoints.save(scope, again, ClientShare(b"w" * 32))
 
 
 async def test_a_save_repeated_by_its_key_is_answered_from_what_is_remembered_of_it(store, scope, admin):
