@@ -433,7 +433,7 @@ async def test_sweepers_beside_saves_with_the_same_content_leave_a_clean_store(s
             for content in contents:
                 with contextlib.suppress(LostRaceError):
                     async with store.unit_of_work.snapshot(scope) as transaction:
-                        known = await plain.ledger.known(transaction, [content])
+                        known = await plain.ledger.live_blobs(transaction, [content])
                     if known:
                         await plain.refer(scope, known[content], thread_id=thread_id)
                         hits += 1

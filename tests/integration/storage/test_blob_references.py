@@ -167,7 +167,7 @@ async def test_content_that_comes_back_within_the_grace_period_is_not_uploaded_a
     await plain.forget(scope)
     assert (await rows(admin, "blobs", scope))[0]["unreferenced_at"] is not None
     async with plain.unit_of_work.snapshot(scope) as transaction:
-        assert await plain.ledger.known(transaction, [CONTENT]) == {CONTENT: blob_id}
+        assert await plain.ledger.live_blobs(transaction, [CONTENT]) == {CONTENT: blob_id}
     await plain.refer(scope, blob_id)
     assert (await rows(admin, "blobs", scope))[0]["unreferenced_at"] is None
 
@@ -185,7 +185,7 @@ async def test_subjects_do_not_share_content(plain, scope, admin):
     await plain.stored(scope, Upload(CONTENT))
     other = Scope(scope.tenant_id, "user-2")
     async with plain.unit_of_work.snapshot(other) as transaction:
-        assert await plain.ledger.known(transaction, [CONTENT]) == {}
+        assert await plain.ledger.live_blobs(transaction, [CONTENT]) == {}
     await plain.stored(other, Upload(CONTENT))
     assert len(await rows(admin, "blobs", scope)) == 2
 

@@ -237,7 +237,7 @@ async def test_a_backup_from_before_segments_came_back_reads_them(postgres, migr
             assert await store.archives.restore(scope, "t1")
             await store.archives.segmenting.move(scope, "t1", OLD, actor="test")
             for _ in range(2):
-                await Sweep(store.unit_of_work, store.places, 30, grace_seconds=0).tenant(scope.tenant_id, now=True)
+                await Sweep(store.unit_of_work, store.buckets, 30, grace_seconds=0).tenant(scope.tenant_id, now=True)
             assert await seen(store, scope) == before
 
         async with at(names[1]) as store:
