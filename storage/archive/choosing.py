@@ -1,10 +1,17 @@
-"""How much goes into one segment, and which segments are a volume. Pure: it takes what is known of them.
+"""How much goes into one segment, which segments are a volume, and which come back to be made anew. Pure.
 
 A volume is bounded twice. By its bytes, because pieces that a volume has once are in the next one, too: one that closed
 too early would repeat them too often. And by what a reader of one checkpoint holds of it: the segment that has the
 checkpoint, and the pieces of those before it, which is more where pieces and rows are many and small.
+
+A segment has a range of ids, of all namespaces, and what is kept in that range becomes free one day: the twentieth of
+the newest of a namespace that is seldom saved to. It would stay in the database for ever, because ranges do not
+overlap. Waiting for it would let one slow namespace keep everything of the others. So a few may stay, and where they
+are more, the segments around them come back and are made anew, with them.
 """
 
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +19,8 @@ import msgspec
 
 from storage.format.cold.archive import Stub
 from storage.statements.threads.archives import SegmentRow
+from storage.threads.thinning import CheckpointRef
+from storage.tiers.segments import Segments
 from storage.tiers.views import pieces_bytes
 
 # One segment: a page of history asks for few, and a flip holds the thread's lock for as many rows.
@@ -21,6 +30,8 @@ VOLUME_BYTES_MIN: Final = 8 * 1024 * 1024
 # What a reader of a checkpoint holds of its volume: less than it may, because that of an archived thread holds the
 # archive, too.
 VOLUME_READ_BYTES_MAX: Final = 48 * 1024 * 1024
+# So many free checkpoints of a thread may be in the ranges of segments, and in the database.
+STUCK_MAX: Final = 100
 
 
 class Volume(msgspec.Struct, frozen=True):
@@ -54,6 +65,7 @@ class SegmentBounds:
 
     checkpoints_max: int = SEGMENT_CHECKPOINTS_MAX
     volume_read_bytes_max: int = VOLUME_READ_BYTES_MAX
+    stuck_max: int = STUCK_MAX
 
     def is_full(self, first_bytes: int, more_bytes: int) -> bool:
         """Whether the next segment begins another volume than the one whose segments have so many bytes."""
@@ -75,3 +87,43 @@ class SegmentBounds:
             apart_bytes: And what it takes as the first segment of another.
         """
         return 2 * volume.more_bytes >= volume.first_bytes or 2 * segment_bytes >= apart_bytes
+
+    def coming_back(self, stuck: Mapping[int, int]) -> list[int]:
+        """The segments that are made anew, of those that have so many free checkpoints in their ranges.
+
+        As few as leave half of what may stay, so that it is some time until the next; the newest comes first, with
+        which the others of its volume need not come back twice.
+        """
+        left, chosen = sum(stuck.values()), list[int]()
+        if left <= self.stuck_max:
+            return chosen
+        for number, count in sorted(stuck.items(), key=lambda each: each[1], reverse=True):
+            if left <= self.stuck_max // 2:
+                break
+            chosen.append(number)
+            left -= count
+        return sorted(chosen, reverse=True)
+
+
+def stuck_in(doomed: Mapping[str, Collection[str]], segments: Segments) -> Counter[int]:
+    """How many of the checkpoints that may go are in the range of which segment, but not in it."""
+    around = (segments.around(each) for some in doomed.values() for each in some)
+    return Counter(segment.segment for segment in around if segment is not None)
+
+
+def runs_of(doomed: Mapping[str, Collection[str]], segments: Segments) -> Iterator[list[CheckpointRef]]:
+    """What may go, in the order of ids, in parts of which none has the range of a segment inside it."""
+    ordered = sorted((each, name) for name, some in doomed.items() for each in some)
+    run: list[CheckpointRef] = []
+    before: SegmentRow | None = None
+    for checkpoint_id, name in ordered:
+        if segments.around(checkpoint_id) is not None:
+            continue  # it came back, or was kept, inside a range that a segment has
+        at = segments.before(checkpoint_id)
+        if run and at is not before:
+            yield run
+            run = []
+        before = at
+        run.append((name, checkpoint_id))
+    if run:
+        yield run

@@ -23,7 +23,8 @@ decided here, nor whether somebody may do this; `storage.archive.bringing_back` 
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import groupby, islice
@@ -37,8 +38,9 @@ from crypto.envelope import peek_header
 from storage.access.completeness import open_own_head
 from storage.access.sealing import Sealing
 from storage.administration.audit import Audit
+from storage.archive.bringing_back import BringingBack
 from storage.archive.check import ArchiveContents
-from storage.archive.choosing import SegmentBounds, Volume
+from storage.archive.choosing import SegmentBounds, Volume, runs_of, stuck_in
 from storage.archive.stubs import audit_target, set_cold, told
 from storage.archive.writing import encoded, freeze, write_object
 from storage.blobs.keyspace import BlobLocation
@@ -47,6 +49,8 @@ from storage.errors import (
     ArchiveUnavailable,
     CommitUnknown,
     IntegrityFailure,
+    RowQuotaExceeded,
+    ThreadArchived,
     ThreadNotFound,
     Unavailable,
     UploadExpired,
@@ -80,7 +84,7 @@ from storage.postgres.unit_of_work import Transaction
 from storage.scope import ClientShare, Scope
 from storage.statements.threads import archives as sql
 from storage.statements.threads import pruning as pruning_sql
-from storage.statements.threads.archives import ENVELOPES, PieceSizeRow, SegmentRow
+from storage.statements.threads.archives import ENVELOPES, PieceSizeRow
 from storage.statements.threads.pruning import GarbageRow
 from storage.statements.threads.threads import HeadRow
 from storage.threads.plans import (
@@ -299,6 +303,7 @@ class Segmenting:
         self._audit = audit
         self._plans = Plans(sealing)
         self._bounds = bounds or SegmentBounds()
+        self._bringing_back = BringingBack(sealing, objects, audit)
 
     async def move(
         self,
@@ -337,14 +342,26 @@ class Segmenting:
         heads = await self._takes_heads()
         run = _Moving(self._sealing, self._objects, self._writer, self._audit, self._plans, self._bounds, heads)
 
-        async def work(sealer: Sealer) -> Moved:
+        async def work(sealer: Sealer, *, anew: bool) -> list[int]:
+            back: list[int] = []
+
+            async def attempt() -> None:
+                back[:] = await run.attempt(request, sealer, anew=anew)
+
             try:
-                await in_rounds(lambda: run.attempt(request, sealer))
+                await in_rounds(attempt)
             except Gone:
                 raise ThreadNotFound from None
-            return request.moved
+            return back
 
-        return await self._sealing.run(scope, work, ThreadNotFound(), share)
+        back = await self._sealing.run(scope, lambda sealer: work(sealer, anew=True), ThreadNotFound(), share)
+        if back:
+            # Of a frozen one, and of a tenant that may store no more rows, it stays as it is.
+            with suppress(ThreadArchived, RowQuotaExceeded):
+                for number in back:
+                    await self._bringing_back.bring_back(scope, thread_id, number, actor=actor)
+            await self._sealing.run(scope, lambda sealer: work(sealer, anew=False), ThreadNotFound(), share)
+        return request.moved
 
     async def is_on(self) -> bool:
         """Whether segments may be written."""
@@ -368,7 +385,7 @@ class Segmenting:
     async def preview(
         self, scope: Scope, thread_id: str, rule: ThinningRule, *, share: ClientShare | None = None
     ) -> Moved:
-        """What `move` would move now, without sizes. Reads only.
+        """What `move` would move now, without sizes, nor what comes back first and moves again. Reads only.
 
         Raises:
             ThreadNotFound, ThreadArchived, ClientShareRequired, ClientShareWrong, IntegrityFailure: As `move`.
@@ -383,7 +400,7 @@ class Segmenting:
                 segments = await open_segments(transaction, plan.sealer, thread_id, plan.sums)
             choice = await asyncio.to_thread(_choice, plan, rule, segments, heads=await self._takes_heads())
             plan.doomed = await asyncio.to_thread(doomed_of, plan, choice)
-            runs = list(_runs(plan, segments))
+            runs = list(runs_of(plan.doomed, segments))
             refs = [ref for run in runs for ref in run]
             writes = sum(len(plan.writes.get(ref, ())) for ref in refs)
             return Moved(len(runs), len(refs), writes)
@@ -403,8 +420,11 @@ class _Moving:
     bounds: SegmentBounds
     takes_heads: bool
 
-    async def attempt(self, request: _Request, sealer: Sealer) -> None:
+    async def attempt(self, request: _Request, sealer: Sealer, *, anew: bool) -> list[int]:
         """Move what may go by one plan.
+
+        Returns:
+            The segments that have to come back first, if some are made ``anew``; then nothing moved.
 
         Raises:
             StaleError: The plan does not describe the thread any more; what was moved stays moved.
@@ -415,10 +435,16 @@ class _Moving:
             if plan is None:
                 raise ThreadNotFound
             segments = await open_segments(transaction, plan.sealer, thread_id, plan.sums)
+            if anew and (
+                back := await asyncio.to_thread(
+                    _coming_back, plan, request.rule, segments, self.bounds, heads=self.takes_heads
+                )
+            ):
+                return back
             volume = await _volume(transaction, plan.sealer, segments)
             choice = await asyncio.to_thread(_choice, plan, request.rule, segments, heads=self.takes_heads)
             plan.doomed = await asyncio.to_thread(doomed_of, plan, choice)
-            runs = list(_runs(plan, segments))
+            runs = list(runs_of(plan.doomed, segments))
             plan.doomed = _by_name(ref for run in runs for ref in run)
             # What moves first is still what the next segments are rebuilt from.
             known = _Lines({name: dict(each.entries) for name, each in plan.thread.items()}, segments)
@@ -435,6 +461,7 @@ class _Moving:
                 left = left[moved:]
                 await asyncio.sleep(0)
         await self.plans.collect(request, plan, self.plans.chunk_batches(garbage))
+        return []
 
     async def _move(
         self, request: _Request, plan: Plan, chosen: tuple[Leaving, _Lines], run: Sequence[CheckpointRef],
@@ -720,16 +747,30 @@ class _Moving:
         return listed, directory.with_segment(stub, listed)
 
 
-def _choice(plan: Plan, rule: ThinningRule, segments: Segments, *, heads: bool) -> Leaving:
-    """What may go; ``heads``: namespaces may leave whole."""
+def _choice(plan: Plan, rule: ThinningRule, segments: Segments | None, *, heads: bool) -> Leaving:
+    """What may go; ``heads``: namespaces may leave whole. ``segments`` None: as if none were in the way."""
     if not heads:
         return Leaving(rule)
     stays = {name for name, each in plan.writes if name not in plan.thread or each not in plan.thread[name].entries}
-    stays |= {
-        name for name, known in plan.thread.items() if any(segments.around(each) is not None for each in known.entries)
-    }
+    if segments is not None:
+        stays |= {name for name, known in plan.thread.items() if _is_around(segments, known.entries)}
     whole = may_leave_whole(plan.thread, rule, written_since(plan, rule.writes_since))
     return Leaving(rule, whole - stays)
+
+
+def _is_around(segments: Segments, checkpoint_ids: Iterable[str]) -> bool:
+    """Whether one of these is in the range of a segment."""
+    return any(segments.around(each) is not None for each in checkpoint_ids)
+
+
+def _coming_back(
+    plan: Plan, rule: ThinningRule, segments: Segments, bounds: SegmentBounds, *, heads: bool
+) -> list[int]:
+    """The segments that come back first, because too much of what may go is in their ranges."""
+    if not any(_is_around(segments, known.entries) for known in plan.thread.values()):
+        return []
+    free = doomed_of(plan, _choice(plan, rule, None, heads=heads))
+    return bounds.coming_back(stuck_in(free, segments))
 
 
 def _leaving(locked: LockedThread, choice: Leaving, refs: Collection[CheckpointRef], stub: Stub) -> list[HeadRow]:
@@ -752,24 +793,6 @@ def _leaving(locked: LockedThread, choice: Leaving, refs: Collection[CheckpointR
         if open_own_head(plan.sealer, locked.thread_id, locked.thread, row).live != known.live:
             raise StaleError
     return heads
-
-
-def _runs(plan: Plan, segments: Segments) -> Iterator[list[CheckpointRef]]:
-    """What may go, in the order of ids, in parts of which none has the range of a segment inside it."""
-    ordered = sorted(((each, name) for name, some in plan.doomed.items() for each in some))
-    run: list[CheckpointRef] = []
-    before: SegmentRow | None = None
-    for checkpoint_id, name in ordered:
-        if segments.around(checkpoint_id) is not None:
-            continue  # it came back, or was kept, inside a range that a segment has
-        at = segments.before(checkpoint_id)
-        if run and at is not before:
-            yield run
-            run = []
-        before = at
-        run.append((name, checkpoint_id))
-    if run:
-        yield run
 
 
 def _by_name(refs: Iterator[CheckpointRef]) -> dict[str, set[str]]:

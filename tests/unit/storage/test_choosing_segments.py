@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from storage.archive.choosing import VOLUME_READ_BYTES_MAX, SegmentBounds, Volume
+from storage.archive.choosing import VOLUME_READ_BYTES_MAX, SegmentBounds, Volume, runs_of, stuck_in
 from storage.tiers.views import ARCHIVE_READ_BYTES_MAX
 
 MIB = 1024 * 1024
@@ -40,3 +40,37 @@ def test_another_volume_repeats_no_more_than_what_was_or_is_added():
     assert BOUNDS.repays(Volume(1, first_bytes=20, more_bytes=10), 1, 1000)
     assert BOUNDS.repays(Volume(1, first_bytes=20, more_bytes=9), 500, 1000)
     assert not BOUNDS.repays(Volume(1, first_bytes=20, more_bytes=9), 499, 1000)
+
+
+class Ranges:
+    """Segments, of which nothing but the ranges is known."""
+
+    def __init__(self, **ranges):
+        self._all = [segment_over(int(name[1:]), *ids) for name, ids in ranges.items()]
+
+    def before(self, checkpoint_id):
+        return next((each for each in reversed(self._all) if each.first_id <= checkpoint_id), None)
+
+    def around(self, checkpoint_id):
+        found = self.before(checkpoint_id)
+        return found if found is not None and checkpoint_id <= found.last_id else None
+
+
+def segment_over(number, first_id, last_id):
+    return SimpleNamespace(segment=number, first_id=first_id, last_id=last_id)
+
+
+def test_no_part_of_what_goes_has_the_range_of_a_segment_in_it():
+    ranges = Ranges(s1="ce", s2="hk")
+    doomed = {"": {"a", "d", "f", "i"}, "sub": {"b", "g", "l"}}
+    runs = [[("", "a"), ("sub", "b")], [("", "f"), ("sub", "g")], [("sub", "l")]]
+    assert list(runs_of(doomed, ranges)) == runs
+    assert stuck_in(doomed, ranges) == {1: 1, 2: 1}
+    assert list(runs_of({}, ranges)) == []
+
+
+def test_segments_come_back_for_more_than_a_few_and_no_more_than_need_be():
+    bounds = SegmentBounds(stuck_max=10)
+    assert bounds.coming_back({1: 4, 2: 6}) == []
+    assert bounds.coming_back({1: 4, 2: 6, 3: 1}) == [2]
+    assert bounds.coming_back({1: 4, 2: 4, 3: 4, 4: 1}) == [2, 1]
