@@ -67,9 +67,9 @@ class SegmentBounds:
     volume_read_bytes_max: int = VOLUME_READ_BYTES_MAX
     stuck_max: int = STUCK_MAX
 
-    def is_full(self, first_bytes: int, more_bytes: int) -> bool:
-        """Whether the next segment begins another volume than the one whose segments have so many bytes."""
-        return more_bytes >= max(VOLUME_BYTES_MIN, 2 * first_bytes)
+    def is_full(self, volume: Volume) -> bool:
+        """Whether the next segment begins another volume."""
+        return volume.more_bytes >= max(VOLUME_BYTES_MIN, 2 * volume.first_bytes)
 
     def has_room(self, volume: Volume, segment_bytes: int) -> bool:
         """Whether a reader may hold a segment that takes so much, with the pieces that the volume has without it."""

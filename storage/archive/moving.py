@@ -227,8 +227,8 @@ class Archives:
     ) -> None:
         """Use the object store of archives, whose life is the caller's; None: nothing can be archived."""
         self.objects = objects
-        self.segmenting = Segmenting(sealing, objects, writer, audit)
         self.bringing_back = BringingBack(sealing, objects, audit)
+        self.segmenting = Segmenting(sealing, objects, writer, audit, self.bringing_back)
         self.expiring = Expiring(sealing, audit)
         self._sealing = sealing
         self._writer = writer

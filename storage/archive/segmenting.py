@@ -22,13 +22,11 @@ decided here, nor whether somebody may do this; `storage.archive.bringing_back` 
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import groupby, islice
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -41,6 +39,7 @@ from storage.administration.audit import Audit
 from storage.archive.bringing_back import BringingBack
 from storage.archive.check import ArchiveContents
 from storage.archive.choosing import SegmentBounds, Volume, runs_of, stuck_in
+from storage.archive.drafting import Draft, drafted
 from storage.archive.stubs import audit_target, set_cold, told
 from storage.archive.writing import encoded, freeze, write_object
 from storage.blobs.keyspace import BlobLocation
@@ -61,12 +60,9 @@ from storage.format.cold.archive import (
     CHECKPOINTS,
     CHUNKS,
     PENDING_WRITES,
-    TABLES,
-    TAGS,
     ArchiveEncoder,
     ArchiveRecord,
     Stub,
-    ThreadRows,
 )
 from storage.format.cold.segment import (
     ColdSums,
@@ -84,7 +80,6 @@ from storage.postgres.unit_of_work import Transaction
 from storage.scope import ClientShare, Scope
 from storage.statements.threads import archives as sql
 from storage.statements.threads import pruning as pruning_sql
-from storage.statements.threads.archives import ENVELOPES, PieceSizeRow
 from storage.statements.threads.pruning import GarbageRow
 from storage.statements.threads.threads import HeadRow
 from storage.threads.plans import (
@@ -104,20 +99,6 @@ from storage.threads.plans import (
 from storage.threads.thinning import CheckpointRef, Entries, Leaving, StaleError, ThinningRule, lines, may_leave_whole
 from storage.tiers.objects import ArchiveObjects
 from storage.tiers.segments import Lists, Segments, open_directory, open_segments
-from storage.tiers.views import ROW_BYTES
-
-# One segment, beside what `storage.archive.choosing` says of the number of its checkpoints.
-SEGMENT_ROWS_MAX: Final = 2000
-SEGMENT_BYTES_MAX: Final = 4 * 1024 * 1024
-# And of the pieces that it adds to its volume: a reader holds segments of one volume, and a flip writes one. A single
-# checkpoint may have more.
-SEGMENT_PIECES_BYTES_MAX: Final = 8 * 1024 * 1024
-# And what all of it takes of a reader's memory, which is more where pieces and rows are small; likewise.
-SEGMENT_READ_BYTES_MAX: Final = 16 * 1024 * 1024
-# Checkpoints whose rows are read at a time.
-_READ_ROWS: Final = 200
-# What a row takes in the object beside its envelope, about.
-_ROW_BYTES: Final = 512
 
 
 @dataclass(slots=True)
@@ -150,18 +131,6 @@ class _Request(Target):
     actor: str = ""
     storage_class: str = ""
     moved: Moved = field(default_factory=Moved)
-
-
-class _Draft(msgspec.Struct, frozen=True):
-    """A segment that is about to be written."""
-
-    rows: ThreadRows
-    refs: list[CheckpointRef]
-
-    @property
-    def memory_bytes(self) -> int:
-        """What it will take of a reader's memory: `storage.tiers.views.memory_bytes`."""
-        return sum(map(_memory_of, ENVELOPES, (self.rows.of(table) for table in ENVELOPES)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,77 +182,6 @@ class _Lines(msgspec.Struct, frozen=True):
         return [apart[0], apart[-1]] if apart else []
 
 
-class _NewPieces:
-    """The pieces that a segment adds to its volume, by their sizes: they are read when it is known which they are."""
-
-    def __init__(self, transaction: Transaction, thread_id: str, in_volume: frozenset[bytes]) -> None:
-        self._transaction = transaction
-        self._thread_id = thread_id
-        self._in_volume = in_volume
-        self._known: dict[bytes, PieceSizeRow] = {}
-        self._taken: dict[bytes, None] = {}
-        self._bytes = 0
-        self._memory = 0
-
-    @property
-    def taken(self) -> list[bytes]:
-        """The ids of the pieces."""
-        return [*self._taken]
-
-    async def take(
-        self, refs: Sequence[CheckpointRef], rows: Mapping[str, Sequence[Any]], *, bytes_max: int, begun: bool
-    ) -> list[CheckpointRef]:
-        """Take the pieces of the first of these checkpoints, as many as there is room for; returns those.
-
-        ``begun``: there are others already. Otherwise those with the first id are taken however large they are.
-
-        Raises:
-            IntegrityFailure: A piece is not stored.
-        """
-        named: dict[CheckpointRef, list[bytes]] = {}
-        memory: Counter[CheckpointRef] = Counter()
-        for table in (CHECKPOINTS, PENDING_WRITES):
-            for row in rows[table]:
-                ref = row.namespace, row.checkpoint_id
-                named.setdefault(ref, []).extend(unpack_ids(row.piece_ids))
-                memory[ref] += ROW_BYTES + len(getattr(row, ENVELOPES[table]))
-        await self._learn({each for ids in named.values() for each in ids})
-        fitting: list[CheckpointRef] = []
-        for _, same in groupby(refs, key=lambda ref: ref[1]):
-            own = list(same)
-            new = self._new({each for ref in own for each in named.get(ref, ())})
-            size = sum(self._known[each].size for each in new)
-            held = size + ROW_BYTES * len(new) + sum(memory[ref] for ref in own)
-            if (begun or fitting) and (self._bytes + size > bytes_max or self._memory + held > SEGMENT_READ_BYTES_MAX):
-                break
-            self._taken.update(dict.fromkeys(new))
-            self._bytes += size
-            self._memory += held
-            fitting += own
-        return fitting
-
-    async def _learn(self, piece_ids: set[bytes]) -> None:
-        """Ask for the sizes of pieces, and of those that they consist of."""
-        wanted = piece_ids - self._in_volume - self._known.keys()
-        while wanted:
-            found = await self._transaction.fetch_all(
-                sql.PIECE_SIZES, thread_id=self._thread_id, piece_ids=sorted(wanted)
-            )
-            if len(found) != len(wanted):
-                raise IntegrityFailure("a stored piece is missing")
-            self._known.update((row.piece_id, row) for row in found)
-            children = {each for row in found for each in unpack_ids(row.children or b"")}
-            wanted = children - self._in_volume - self._known.keys()
-
-    def _new(self, piece_ids: set[bytes]) -> set[bytes]:
-        """Those of these pieces, and of what they consist of, that were not taken."""
-        new: set[bytes] = set()
-        while piece_ids := piece_ids - self._in_volume - self._taken.keys() - new:
-            new |= piece_ids
-            piece_ids = {each for known in piece_ids for each in unpack_ids(self._known[known].children or b"")}
-        return new
-
-
 class Segmenting:
     """Moves checkpoints into segments."""
 
@@ -293,6 +191,7 @@ class Segmenting:
         objects: ArchiveObjects,
         writer: BlobWriter | None,
         audit: Audit,
+        bringing_back: BringingBack,
         *,
         bounds: SegmentBounds | None = None,
     ) -> None:
@@ -303,7 +202,7 @@ class Segmenting:
         self._audit = audit
         self._plans = Plans(sealing)
         self._bounds = bounds or SegmentBounds()
-        self._bringing_back = BringingBack(sealing, objects, audit)
+        self._bringing_back = bringing_back
 
     async def move(
         self,
@@ -468,18 +367,17 @@ class _Moving:
         place: tuple[int, Volume],
     ) -> tuple[int, Volume]:  # fmt: skip
         """Move as many of these as one segment has; returns how many, and the volume that it is in."""
-        (choice, known), (number, volume) = chosen, place
-        if self.bounds.is_full(volume.first_bytes, volume.more_bytes):
+        (choice, known), (number, volume), bounds = chosen, place, self.bounds
+        if bounds.is_full(volume):
             volume = Volume()
         async with self.sealing.unit_of_work.snapshot(request.scope) as transaction:
-            draft = await self._draft(transaction, request.thread_id, plan, run, volume)
-            if volume.number and not self.bounds.has_room(volume, draft.memory_bytes):
-                apart = await self._draft(transaction, request.thread_id, plan, run, Volume())
-                if self.bounds.repays(volume, draft.memory_bytes, apart.memory_bytes):
+            draft = await drafted(transaction, request.thread_id, plan, run, volume, bounds.checkpoints_max)
+            if volume.number and not bounds.has_room(volume, draft.memory_bytes):
+                apart = await drafted(transaction, request.thread_id, plan, run, Volume(), bounds.checkpoints_max)
+                if bounds.repays(volume, draft.memory_bytes, apart.memory_bytes):
                     volume, draft = Volume(), apart
         scope = request.scope
-        size = sum(_bytes_of(draft.rows, table) for table in TABLES)
-        new = NewBlob(new_blob_id(), "archive", object_bytes(size), place="archive")
+        new = NewBlob(new_blob_id(), "archive", object_bytes(draft.content_bytes), place="archive")
         now = self.sealing.clock.now()
         async with self.sealing.offload.ledger.reserving(scope, plan.sealer.without_share, new, now):
             stub, listed, record = await self._written(request, plan, draft, (number, volume), new, now)
@@ -507,51 +405,8 @@ class _Moving:
 
     # --- reading and writing ---------------------------------------------------------------------------------------
 
-    async def _draft(
-        self, transaction: Transaction, thread_id: str, plan: Plan, run: Sequence[CheckpointRef], volume: Volume
-    ) -> _Draft:
-        """The rows of as many checkpoints as one segment has, with the pieces that the volume lacks."""
-        rows, refs = ThreadRows.empty(), list[CheckpointRef]()
-        pieces = _NewPieces(transaction, thread_id, volume.piece_ids)
-        row_count = size = 0
-        while len(refs) < min(len(run), self.bounds.checkpoints_max) and size < SEGMENT_BYTES_MAX:
-            some: list[CheckpointRef] = []
-            # What has one id, in several namespaces, goes together: ranges do not overlap.
-            for _, same in groupby(islice(run, len(refs), None), key=lambda ref: ref[1]):
-                own = list(same)
-                row_count += len(own) + sum(len(plan.writes.get(ref, ())) for ref in own)
-                if (refs or some) and row_count > SEGMENT_ROWS_MAX:
-                    break
-                some += own
-                if len(some) >= _READ_ROWS or len(refs) + len(some) >= self.bounds.checkpoints_max:
-                    break
-            if not some:
-                break
-            names, ids = columns_of(some)
-            found = {
-                table: await transaction.fetch_all(statement, thread_id=thread_id, namespaces=names, checkpoint_ids=ids)
-                for table, statement in sql.OF.items()
-            }
-            fitting = await pieces.take(some, found, bytes_max=SEGMENT_PIECES_BYTES_MAX, begun=bool(refs))
-            taken = {*fitting}
-            for table, those in found.items():
-                stored = map(msgspec.structs.asdict, those)
-                rows.of(table).extend(row for row in stored if (row["namespace"], row["checkpoint_id"]) in taken)
-            refs += fitting
-            size = sum(_bytes_of(rows, table) for table in (CHECKPOINTS, PENDING_WRITES))
-            if row_count > SEGMENT_ROWS_MAX or len(fitting) < len(some):
-                break
-        for at in range(0, len(pieces.taken), _READ_ROWS):
-            found_pieces = await transaction.fetch_all(
-                sql.PIECES, thread_id=thread_id, piece_ids=pieces.taken[at : at + _READ_ROWS]
-            )
-            rows.chunks.extend(map(msgspec.structs.asdict, found_pieces))
-        for table in (CHECKPOINTS, TAGS, PENDING_WRITES, CHUNKS):
-            rows.of(table).sort(key=lambda row: tuple(row[name] for name in sql.ORDER[table]))
-        return _Draft(rows, refs)
-
     async def _written(
-        self, request: _Request, plan: Plan, draft: _Draft, place: tuple[int, Volume], new: NewBlob, now: datetime
+        self, request: _Request, plan: Plan, draft: Draft, place: tuple[int, Volume], new: NewBlob, now: datetime
     ) -> tuple[Stub, SegmentList, ArchiveRecord]:
         """Write the object, read it back, and say what is in it."""
         scope, sealer, (number, volume) = request.scope, plan.sealer, place
@@ -817,7 +672,7 @@ async def _volume(transaction: Transaction, sealer: Sealer, segments: Segments) 
     return volume
 
 
-def _list(plan: Plan, draft: _Draft, contents: ArchiveContents) -> SegmentList:
+def _list(plan: Plan, draft: Draft, contents: ArchiveContents) -> SegmentList:
     checkpoints = [
         ListedCheckpoint.of(
             name, each, plan.thread[name].entries[each].member, plan.sum_of(plan.writes.get((name, each), ()))
@@ -832,13 +687,3 @@ def _list(plan: Plan, draft: _Draft, contents: ArchiveContents) -> SegmentList:
 def _counted(plan: Plan, stub: Stub, listed: SegmentList) -> tuple[bytes, ColdSums]:
     """The list of a segment as it is stored, and the thread's cold sums with it."""
     return listed.seal(plan.sealer, stub), plan.sums.with_segment(plan.sealer.without_share, stub, listed)
-
-
-def _bytes_of(rows: ThreadRows, table: str) -> int:
-    envelope = ENVELOPES.get(table)
-    own = rows.of(table)
-    return len(own) * _ROW_BYTES + (0 if envelope is None else sum(len(row[envelope]) for row in own))
-
-
-def _memory_of(table: str, rows: Sequence[Mapping[str, Any]]) -> int:
-    return sum(ROW_BYTES + len(row[ENVELOPES[table]]) for row in rows)

@@ -44,7 +44,7 @@ from storage.schemas.versions import OtherVersionError
 from storage.scope import Scope
 from storage.statements.threads import checkpoints as sql
 from storage.statements.threads.checkpoints import OpenWritesRow
-from storage.tiers.segments import Cold, find_cold, find_cold_head
+from storage.tiers.segments import ColdCheckpoint, find_cold, find_cold_head
 
 # As many writes are sealed beside the event loop.
 _SEALED_BESIDE_MIN = 64
@@ -344,7 +344,7 @@ class _Attempt:
         if found is not None:
             raise ThreadArchived(new.thread_id, segment=found.segment.segment, needs_room=needs_room)
 
-    def _may_repeat(self, found: Cold) -> bool:
+    def _may_repeat(self, found: ColdCheckpoint) -> bool:
         """Whether a cold checkpoint may have all of the writes, so that none would be stored."""
         return found.listed.writes_count >= len(self.new.writes) and all(each.idx >= 0 for each in self.new.writes)
 

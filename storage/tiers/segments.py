@@ -399,7 +399,7 @@ async def cold_heads(lists: Lists, segments: Segments, sums: ColdSums) -> list[H
     return found
 
 
-class Cold(msgspec.Struct, frozen=True):
+class ColdCheckpoint(msgspec.Struct, frozen=True):
     """A checkpoint that is in a segment; ``made`` None: the segment's list does not say how it was made."""
 
     segment: SegmentRow
@@ -408,8 +408,8 @@ class Cold(msgspec.Struct, frozen=True):
 
 
 async def find_cold(
-    transaction: Transaction, sealer: Sealer, thread_id: str, sums: ColdSums, place: tuple[str, str]
-) -> Cold | None:
+    transaction: Transaction, sealer: Sealer, thread_id: str, sums: ColdSums, key: tuple[str, str]
+) -> ColdCheckpoint | None:
     """What the lists say of a checkpoint, of this namespace and id; None: it is in no segment.
 
     Asked under the lock, before it is written to, of a namespace that has checkpoints in segments.
@@ -417,18 +417,18 @@ async def find_cold(
     Raises:
         IntegrityFailure: What is said of segments does not authenticate.
     """
-    segment = (await open_segments(transaction, sealer, thread_id, sums)).around(place[1])
+    segment = (await open_segments(transaction, sealer, thread_id, sums)).around(key[1])
     if segment is None:
         return None
     found = await open_list(transaction, sealer, segment)
     for at, each in enumerate(found.checkpoints):
-        if (each.namespace, each.checkpoint_id) == place:
-            return Cold(segment, each, None if found.made is None else found.made[at])
+        if (each.namespace, each.checkpoint_id) == key:
+            return ColdCheckpoint(segment, each, None if found.made is None else found.made[at])
     return None
 
 
 async def refuse_cold(
-    transaction: Transaction, sealer: Sealer, thread_id: str, sums: ColdSums, place: tuple[str, str]
+    transaction: Transaction, sealer: Sealer, thread_id: str, sums: ColdSums, key: tuple[str, str]
 ) -> None:
     """Return if a checkpoint, of this namespace and id, is in no segment: under the lock, before one stands on it.
 
@@ -436,9 +436,9 @@ async def refuse_cold(
         ThreadArchived: It is in the segment that is named, which is to be brought back first.
         IntegrityFailure: What is said of segments does not authenticate.
     """
-    if not sums.of(place[0]).count:
+    if not sums.of(key[0]).count:
         return  # what is cold as a whole has no head, which its writer found out before
-    found = await find_cold(transaction, sealer, thread_id, sums, place)
+    found = await find_cold(transaction, sealer, thread_id, sums, key)
     if found is not None:
         raise ThreadArchived(thread_id, segment=found.segment.segment)
 

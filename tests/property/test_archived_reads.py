@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.archive.choosing import SegmentBounds
-from storage.archive.segmenting import Segmenting
 from storage.blobs.memory import MemoryBlobStore
 from storage.checkpoints.verbs import Checkpoints
 from storage.clock import ManualClock
@@ -36,6 +35,7 @@ from storage.service import Store, StoreOptions
 from storage.threads.thinning import ThinningRule
 from storage.tiers.views import ArchiveViews
 from tests.support.features import switch_on
+from tests.support.segments import segmenting_of
 from tests.support.states import document, packed, patch, write
 from tests.support.stores import DEPLOYMENT_ID
 
@@ -342,8 +342,7 @@ def test_a_reader_with_little_memory_is_answered_the_same_or_told_so(
     world, lives, bytes_max, segment_checkpoints, questions
 ):
     thread, store = Thread(world, None), world.store
-    parts = (store.pruning._access, store.archives.objects, store.archive_writer, store.audit)
-    segmenting = Segmenting(*parts, bounds=SegmentBounds(segment_checkpoints))
+    segmenting = segmenting_of(store, SegmentBounds(segment_checkpoints))
 
     async def answers():
         return [await thread.ask(None if which == "own" else SHARES[which], **dict(each)) for which, each in questions]
@@ -370,8 +369,7 @@ def test_a_reader_with_little_memory_is_answered_the_same_or_told_so(
 async def _compare_lives(world, share, lives, segment_checkpoints, questions):
     thread = Thread(world, share)
     store, scope = world.store, thread.scope
-    parts = (store.pruning._access, store.archives.objects, store.archive_writer, store.audit)
-    segmenting = Segmenting(*parts, bounds=SegmentBounds(segment_checkpoints))
+    segmenting = segmenting_of(store, SegmentBounds(segment_checkpoints))
 
     async def answers():
         return [

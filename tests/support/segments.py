@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from storage.archive.choosing import SegmentBounds
+from storage.archive.choosing import SegmentBounds, Volume
 from storage.archive.segmenting import Moved, Segmenting
 from storage.scope import Scope
 from storage.service import Store
@@ -31,15 +31,27 @@ class ChosenBounds(SegmentBounds):
 
     volumes: Volumes = field(default_factory=Volumes)
 
-    def is_full(self, first_bytes: int, more_bytes: int) -> bool:
+    def is_full(self, volume: Volume) -> bool:
         """As of `SegmentBounds`, whatever the segments have."""
-        del first_bytes, more_bytes
+        del volume
         return self.volumes.is_next_full()
 
 
+def segmenting_of(store: Store, bounds: SegmentBounds) -> Segmenting:
+    """What moves checkpoints of a store into segments with these bounds."""
+    parts = (store.pruning._access, store.archives.objects, store.archive_writer, store.audit)
+    return Segmenting(*parts, store.archives.bringing_back, bounds=bounds)
+
+
 async def move_within(
-    bounds: SegmentBounds, store: Store, scope: Scope, rule: ThinningRule, *, thread_id: str = "t1"
+    bounds: SegmentBounds,
+    store: Store,
+    scope: Scope,
+    rule: ThinningRule,
+    *,
+    thread_id: str = "t1",
+    storage_class: str | None = None,
 ) -> Moved:
     """Move what a rule does not keep into segments with these bounds."""
-    parts = (store.pruning._access, store.archives.objects, store.archive_writer, store.audit)
-    return await Segmenting(*parts, bounds=bounds).move(scope, thread_id, rule, actor="test")
+    moving = segmenting_of(store, bounds)
+    return await moving.move(scope, thread_id, rule, actor="test", storage_class=storage_class)

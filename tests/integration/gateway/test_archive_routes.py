@@ -10,7 +10,6 @@ import pytest
 from gateway.app import create_app
 from gateway.authentication import api_keys
 from storage.administration.jobs import Runner
-from storage.archive.segmenting import SegmentBounds
 from storage.blobs.buckets import Buckets
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import ManualClock
@@ -20,9 +19,11 @@ from storage.model import Tenant
 from storage.retention.rounds import Acts, Retaining
 from storage.scope import OperatorScope, Scope, TenantScope
 from storage.service import Store, StoreOptions
+from storage.threads.thinning import ThinningRule
 from tests.support.features import switch_on
 from tests.support.operations import STATE, assert_problem
 from tests.support.passing_time import PassingTime
+from tests.support.segments import ChosenBounds, move_within
 from tests.support.stores import DEPLOYMENT_ID
 from tests.unit.gateway.doubles import PEPPERS, settings
 
@@ -55,14 +56,19 @@ def serving_store(opening, archive):
 
 
 @pytest.fixture
-async def service(serving_store):
-    return await new_tenant(serving_store)
+def scope():
+    return Scope(uuid4(), "user-1")
 
 
-async def new_tenant(serving_store):
+@pytest.fixture
+async def service(serving_store, scope):
+    return await new_tenant(serving_store, scope.tenant_id)
+
+
+async def new_tenant(serving_store, tenant_id):
     """The key of a service of a new tenant."""
     now = datetime.now(UTC)
-    tenant = Tenant(tenant_id=uuid4(), name=uuid4().hex, created_at=now)
+    tenant = Tenant(tenant_id=tenant_id, name=uuid4().hex, created_at=now)
     permissions = (*STATE, "subject:act_as", "tenant:admin")
     key, text = api_keys.mint(
         PEPPERS, api_keys.NewKey(kind="service", permissions=permissions, now=now, tenant_id=tenant.tenant_id)
@@ -161,7 +167,7 @@ async def test_old_checkpoints_move_and_come_back_by_jobs_while_the_thread_stays
     assert begun["kind"] == "restore"
 
 
-async def in_segments(client, serving_store, storage_class=""):
+async def in_segments(client, serving_store, scope, storage_class=None):
     """A thread whose older checkpoints are in two volumes; returns the ids, oldest first."""
     await switch_on(serving_store, SEGMENTS)
     ids = []
@@ -169,21 +175,19 @@ async def in_segments(client, serving_store, storage_class=""):
         for n in range(3):
             saved = client.post(f"{PATH}/checkpoints", json={"state": {"n": n, "round": number}})
             ids.append((await ok(saved, 201))["checkpoint_id"])
-        await ok(client.post(f"{PATH}/archive?older_than_seconds=0&keep_last=1{storage_class}"), 202)
-        await work(serving_store)
-        await work(serving_store)
+        rule = ThinningRule(keep_last=1)
+        await move_within(ChosenBounds(), serving_store, scope, rule, storage_class=storage_class)
     return ids
 
 
-async def test_one_segment_comes_back_and_the_others_stay(client, service, serving_store, monkeypatch):
-    monkeypatch.setattr(SegmentBounds, "is_full", lambda self, first_bytes, more_bytes: True)
-    ids = await in_segments(client, serving_store)
+async def test_one_segment_comes_back_and_the_others_stay(client, service, serving_store, scope):
+    ids = await in_segments(client, serving_store, scope)
     ranges = (await ok(client.get(PATH)))["segments"]["ranges"]
     assert [(each["segment"], each["volume"], each["checkpoints"]) for each in ranges] == [(1, 1, 2), (2, 2, 3)]
     assert [(each["first_id"], each["last_id"]) for each in ranges] == [(ids[0], ids[1]), (ids[2], ids[4])]
     async with client_of(serving_store, service, "user-2") as other:
         assert_problem(await other.post(f"{PATH}/restore?segment=1"), 404, "thread-not-found")
-    async with client_of(serving_store, await new_tenant(serving_store)) as foreign:
+    async with client_of(serving_store, await new_tenant(serving_store, uuid4())) as foreign:
         assert_problem(await foreign.post(f"{PATH}/restore?segment=1"), 404, "thread-not-found")
     for number in (0, 3, 2**31, "x"):
         problem = assert_problem(await client.post(f"{PATH}/restore?segment={number}"), 422, "invalid-request")
@@ -206,25 +210,23 @@ async def test_one_segment_comes_back_and_the_others_stay(client, service, servi
     assert (await ok(client.post(f"{PATH}/restore?segment=1")))["tier"] == "hot", "all of it is"
 
 
-async def test_a_restore_of_all_is_also_that_of_one_and_not_the_other_way_round(client, serving_store, monkeypatch):
-    monkeypatch.setattr(SegmentBounds, "is_full", lambda self, first_bytes, more_bytes: True)
-    await in_segments(client, serving_store)
+async def test_a_restore_of_all_is_also_that_of_one_and_not_the_other_way_round(client, serving_store, scope):
+    await in_segments(client, serving_store, scope)
     one = await ok(client.post(f"{PATH}/restore?segment=2"), 202)
     everything = await ok(client.post(f"{PATH}/restore"), 202)
     assert everything["job_id"] != one["job_id"]
     assert (await ok(client.post(f"{PATH}/restore?segment=1"), 202))["job_id"] == everything["job_id"]
 
 
-async def test_of_an_archived_thread_no_segment_comes_back_by_itself(client, serving_store):
-    await in_segments(client, serving_store)
+async def test_of_an_archived_thread_no_segment_comes_back_by_itself(client, serving_store, scope):
+    await in_segments(client, serving_store, scope)
     await ok(client.post(f"{PATH}/archive"), 202)
     await work(serving_store)
     assert_problem(await client.post(f"{PATH}/restore?segment=1"), 409, "thread-archived")
 
 
-async def test_a_hot_thread_says_how_far_the_thaw_of_its_segments_is(client, serving_store, thaw_clock, monkeypatch):
-    monkeypatch.setattr(SegmentBounds, "is_full", lambda self, first_bytes, more_bytes: True)
-    ids = await in_segments(client, serving_store, "&storage_class=GLACIER")
+async def test_a_hot_thread_says_how_far_the_thaw_of_its_segments_is(client, serving_store, scope, thaw_clock):
+    ids = await in_segments(client, serving_store, scope, "GLACIER")
     assert "restoring" not in (await ok(client.get(PATH)))["segments"]
     problem = assert_problem(await client.get(f"{PATH}/checkpoints/{ids[0]}"), 409, "thread-archived")
     assert problem["state"] == "frozen"

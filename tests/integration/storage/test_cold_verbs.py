@@ -1,14 +1,16 @@
 """What every verb answers to an old checkpoint: in the database, in a segment, and in a segment that must be thawed."""
 
+import msgspec
 import pytest
 
 from storage.blobs.memory import MemoryBlobStore
 from storage.control.features import COLD_NAMESPACES, SEGMENTS
 from storage.errors import CheckpointExists, ClientShareWrong, RowQuotaExceeded, ThreadArchived
-from storage.format.cold.segment import SegmentList
 from storage.model import Idempotency, Parent, Precondition, Save
 from storage.scope import ClientShare
+from storage.statements.threads import archives as archives_sql
 from storage.threads.thinning import ThinningRule
+from storage.tiers.segments import open_list
 from tests.support.archive_rows import fsck, opened, rows
 from tests.support.features import switch_on
 from tests.support.states import contents, document, history, load, patch, put, save, state, write
@@ -209,18 +211,19 @@ async def test_a_save_repeated_by_its_key_is_answered_from_what_is_remembered_of
     assert (await save(store, scope, **parts)).checkpoint_id == saved.checkpoint_id == ids[1]
 
 
-async def test_a_list_that_does_not_say_how_its_checkpoints_were_made_leaves_it_to_their_rows(
-    store, scope, admin, monkeypatch
-):
-    sealed = SegmentList.seal
-    monkeypatch.setattr(
-        SegmentList,
-        "seal",
-        lambda self, *where: sealed(
-            SegmentList(self.checkpoints, self.piece_ids, self.heads, self.rebuilt_from), *where
-        ),
-    )
+async def seal_lists_as_before(store, scope):
+    """Store the lists of segments as builds did that said nothing of how checkpoints were made."""
+    sealer = await store.keys.sealer(scope)
+    async with store.unit_of_work.begin(scope) as transaction:
+        for stub in await transaction.fetch_all(archives_sql.SEGMENT_STUBS, thread_id="t1"):
+            listed = msgspec.structs.replace(await open_list(transaction, sealer, stub), made=None)
+            key = {"thread_id": "t1", "segment": stub.segment}
+            await transaction.run(archives_sql.SET_LISTED, **key, listed=listed.seal(sealer, stub))
+
+
+async def test_a_list_that_does_not_say_how_its_checkpoints_were_made_leaves_it_to_their_rows(store, scope, admin):
     ids = await chat(store, scope, COLD)
+    await seal_lists_as_before(store, scope)
     assert await equal_save(store, scope, ids) == (False, True, True)
     assert await segments(admin, scope) == 0
 

@@ -135,7 +135,10 @@ async def chat_on(store, scope, turns):
 def held_at(store, gate, bounds=None):
     """What moves old checkpoints, and stops at a gate."""
     access = Steered(store, before=gate).pruning._access
-    return Segmenting(access, store.archives.objects, store.archive_writer, store.audit, bounds=bounds)
+    archives = store.archives
+    return Segmenting(
+        access, archives.objects, store.archive_writer, store.audit, archives.bringing_back, bounds=bounds
+    )
 
 
 async def waiting(admin):

@@ -23,10 +23,10 @@ def test_a_volume_adds_up_what_its_segments_have():
 
 
 def test_a_volume_is_full_at_three_times_its_first_segment_but_not_before_8_mib():
-    assert not BOUNDS.is_full(MIB, 8 * MIB - 1)
-    assert BOUNDS.is_full(MIB, 8 * MIB)
-    assert not BOUNDS.is_full(5 * MIB, 10 * MIB - 1)
-    assert BOUNDS.is_full(5 * MIB, 10 * MIB)
+    assert not BOUNDS.is_full(Volume(1, MIB, 8 * MIB - 1))
+    assert BOUNDS.is_full(Volume(1, MIB, 8 * MIB))
+    assert not BOUNDS.is_full(Volume(1, 5 * MIB, 10 * MIB - 1))
+    assert BOUNDS.is_full(Volume(1, 5 * MIB, 10 * MIB))
 
 
 def test_a_volume_has_room_for_what_a_reader_may_hold_with_its_pieces():

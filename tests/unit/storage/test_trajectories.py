@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from storage.errors import CheckpointNotFound, LimitExceeded
 from storage.model import Channel, Checkpoint, HistoryQuery, LargeLeaf, Page, PendingWrite, Value
-from storage.transfer import lines as lines_of_trajectories
 from storage.transfer import trajectories
-from storage.transfer.lines import Line, TrajectoryQuery, find_lines
+from storage.transfer.lines import TRAJECTORY_STEPS_MAX, Line, TrajectoryQuery, find_lines
 from storage.transfer.trajectories import changes_between
 
 INTEGERS = st.integers(-(2**63), 2**64 - 1)
@@ -288,10 +287,16 @@ async def test_checkpoints_of_one_id_end_with_the_one_that_is_led_to():
     assert await whole(same, checkpoint_id="a", namespace="x") == [("", "a"), ("y", "a"), ("x", "a")]
 
 
-async def test_a_thread_of_more_checkpoints_than_are_looked_through_is_refused(monkeypatch):
-    monkeypatch.setattr(lines_of_trajectories, "TRAJECTORY_STEPS_MAX", 5)
+async def test_a_thread_of_more_checkpoints_than_are_looked_through_is_refused():
+    pages = []
+
+    async def endless(query: HistoryQuery) -> Page[Checkpoint]:
+        pages.append(query)
+        return Page(WHOLE[-1:] * query.limit, ("e", "y"))
+
     with pytest.raises(LimitExceeded):
-        await whole()
+        await find_lines(TrajectoryQuery(thread_id="t", all_namespaces=True), endless)
+    assert sum(each.limit for each in pages) == TRAJECTORY_STEPS_MAX + pages[-1].limit
 
 
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 30)), min_size=1, max_size=30))
