@@ -29,7 +29,7 @@ WINDOW_STEPS_MAX: Final = 32  # whose states are read at once; a page's check of
 WINDOW_BYTES_MAX: Final = 16 * 1024 * 1024  # of those states, before fewer are read at once
 _COMMON_PAGES: Final = 2  # of the thread's history, for steps of several namespaces: half of it may be of other ones
 
-Place = tuple[str, str]
+CheckpointKey = tuple[str, str]
 """A namespace, and a checkpoint's id in it."""
 
 
@@ -118,7 +118,7 @@ class Trajectories:
 async def _checkpoints(thread_id: str, lines: Sequence[Line], read_page: ReadPage) -> AsyncIterator[Checkpoint]:
     """The checkpoints with their states, a few at a time."""
     left = ((line.namespace, each) for line in lines for each in line.ids)
-    count, window = WINDOW_STEPS_MAX, list[Place]()
+    count, window = WINDOW_STEPS_MAX, list[CheckpointKey]()
     while True:
         window += islice(left, max(0, count - len(window)))
         if not window:
@@ -134,7 +134,7 @@ async def _checkpoints(thread_id: str, lines: Sequence[Line], read_page: ReadPag
             yield each
 
 
-async def _window(thread_id: str, places: Sequence[Place], read_page: ReadPage) -> list[Checkpoint] | None:
+async def _window(thread_id: str, keys: Sequence[CheckpointKey], read_page: ReadPage) -> list[Checkpoint] | None:
     """A few checkpoints with their states; None: they are too large to be held together.
 
     Those of several namespaces are mostly neighbours in the history of the thread, and are looked for there first: it
@@ -143,10 +143,10 @@ async def _window(thread_id: str, places: Sequence[Place], read_page: ReadPage) 
     Raises:
         CheckpointNotFound: one was removed meanwhile.
     """
-    found, size_bytes = dict[Place, Checkpoint](), 0
-    namespaces: list[str | None] = [*dict.fromkeys(namespace for namespace, _ in places)]
+    found, size_bytes = dict[CheckpointKey, Checkpoint](), 0
+    namespaces: list[str | None] = [*dict.fromkeys(namespace for namespace, _ in keys)]
     for namespace in [None, *namespaces] if len(namespaces) > 1 else namespaces:
-        missing = {each for each in places if each not in found and namespace in {None, each[0]}}
+        missing = {each for each in keys if each not in found and namespace in {None, each[0]}}
         if not missing:
             continue
         asked = HistoryQuery(
@@ -160,20 +160,20 @@ async def _window(thread_id: str, places: Sequence[Place], read_page: ReadPage) 
         while missing:
             page = await read_page(asked)
             for each in page.items:
-                place = each.namespace, each.checkpoint_id
-                if place in missing:
-                    missing.discard(place)
-                    found[place] = each
+                key = each.namespace, each.checkpoint_id
+                if key in missing:
+                    missing.discard(key)
+                    found[key] = each
                     size_bytes += _size_bytes(each)
-            if size_bytes >= WINDOW_BYTES_MAX and 1 < len(places) > len(found):
+            if size_bytes >= WINDOW_BYTES_MAX and 1 < len(keys) > len(found):
                 return None
             pages += 1
             if page.after is None or (namespace is None and pages == _COMMON_PAGES):
                 break
             asked = replace(asked, after=page.after)
-    if len(found) < len(places):
+    if len(found) < len(keys):
         raise CheckpointNotFound
-    return [found[each] for each in places]
+    return [found[each] for each in keys]
 
 
 def _size_bytes(checkpoint: Checkpoint) -> int:
