@@ -55,6 +55,7 @@ class View:
         self.pieces: dict[UUID, ColdPieces] = {}
         self._held: dict[UUID, int] = {}
         self.bytes_left = 0
+        self.bytes_not_taken = 0
         self.archive: tuple[Stub, ColdRows] | None = None
 
     def has_room(self, segment: SegmentRow, pieces_of: Collection[SegmentRow] = ()) -> bool:
@@ -71,13 +72,15 @@ class View:
         Raises:
             RestoreNeeded: They take more memory than a read may.
             ThreadArchived: One has to be thawed first.
-            LostRaceError: One is not there any more.
+            LostRaceError: One is not there any more, or was not there yet when memory was taken for the read.
             ArchiveUnavailable, IntegrityFailure, BlobUnavailable: As `ArchiveViews.opened`.
         """
         segments, charge = needed.segments, pieces_bytes if needed.pieces_only else memory_bytes
         wanted = sum(self._more(each, charge(each)) for each in segments)
-        if wanted > self.bytes_left:
+        if wanted > self.bytes_left + self.bytes_not_taken:
             raise RestoreNeeded(wanted, self.bytes_left)
+        if wanted > self.bytes_left:
+            raise LostRaceError
         async with self._unit_of_work.snapshot(self._scope) as transaction:
             stubs = [
                 await transaction.fetch_one(archives_sql.SEGMENT_STUB, thread_id=each.thread_id, segment=each.segment)
@@ -185,7 +188,7 @@ class ArchiveViews:
         taken = min(archived + apart, self._bytes_max)
         async with self.budget.holding(taken, scope.tenant_id):
             view = View(self._unit_of_work, self._objects, scope, sealer)
-            view.bytes_left = taken
+            view.bytes_left, view.bytes_not_taken = taken, self._bytes_max - taken
             if stub is not None:
                 await view.fetch_archive(stub)
             yield view

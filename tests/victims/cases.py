@@ -345,6 +345,7 @@ def piece_out(tenant: Tenant, declared: Declared) -> list[Line]:
     return [Line(EVERYBODY // 2, [get]), Line(EVERYBODY // 2, [get], reads=False)]
 
 
+NAMESPACES = 500
 UPLOAD_BYTES = 8 * 1024 * 1024
 _NAMED = {"Stateroom-Artifact-Name": "a", "Content-Type": "text/plain"}
 
@@ -466,6 +467,18 @@ def exports(tenant: Tenant, declared: Declared) -> list[Line]:
 def trajectories(tenant: Tenant, declared: Declared) -> list[Line]:
     heavy_history(tenant)
     return whole(tenant, request(tenant, declared, Thread("t", "", "", "")))
+
+
+def whole_threads(tenant: Tenant, declared: Declared) -> list[Line]:
+    """Trajectories of a thread whose sub-agents have a namespace each: no page has two steps of one of them."""
+    del declared
+    saves = [
+        {"method": "POST", "url": SAVE.format("wide"), "json": {"state": {"n": step}, "namespace": f"call-{number}"}}
+        for step in range(2)
+        for number in range(NAMESPACES)
+    ]
+    tenant.send_many(saves, limits.THREAD_WRITES_ACTIVE_MAX)
+    return whole(tenant, tenant.raw("POST", "/v1/threads/wide/trajectory?namespaces=all", b"{}"))
 
 
 def imports(tenant: Tenant, declared: Declared) -> list[Line]:
@@ -635,6 +648,7 @@ CASES: dict[str, Case] = {
     "shown dense": Case("128 loads in JSON of states of 199,000 values", shown),
     "shown escaped": Case("128 loads in JSON of 10 MiB that become 60, of 32 MiB of binary, and gzip", escaped),
     "appended": Case("64 append 25,000 lists, 64 load what grows, in JSON", appends),
+    "whole threads": Case("128 trajectories of 500 namespaces", whole_threads),
     "inlined": Case("128 loads that inline 8 MiB of artifacts that are named a thousand times", inlined),
     "one thread": Case("128 writers to one thread", one_threads_writes),
     "large bodies": Case("128 bodies of 32 MiB at once", large_bodies, frozenset({"201", "429"})),

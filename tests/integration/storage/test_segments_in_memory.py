@@ -1,5 +1,6 @@
 """What a read over segments holds: a volume is readable by itself, and a page that would hold too much ends early."""
 
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -46,6 +47,21 @@ async def ids(store, scope):
     return ids
 
 
+class MovedMeanwhile(ArchiveViews):
+    """Readers of which the first one finds another segment than there was when it took its memory."""
+
+    def __init__(self, store, move):
+        super().__init__(store.unit_of_work, store.archives.objects)
+        self._moves = [move]
+
+    @asynccontextmanager
+    async def opened(self, *place):
+        async with super().opened(*place) as view:
+            if self._moves:
+                await self._moves.pop()
+            yield view
+
+
 async def sized(admin, scope):
     """The segments of the thread, with what is in them, in the order in which they were made."""
     found = [SimpleNamespace(**row) for row in await rows(admin, scope, "t1", "archives")]
@@ -84,6 +100,15 @@ async def test_of_other_segments_of_its_volume_a_load_holds_the_pieces(store, sc
     assert await loaded(holding(store, needed), scope, ids) == hot
     with pytest.raises(RestoreNeeded):
         await loaded(holding(store, needed // 2), scope, ids[-1:])
+
+
+async def test_a_read_begins_again_for_a_segment_that_formed_after_it_took_its_memory(store, scope, ids):
+    query = {"limit": len(ids) + 1, "with_state": True}
+    hot = await pages(store.checkpoints, scope, **query)
+    await move_within(SegmentBounds(checkpoints_max=2), store, scope, ThinningRule(keep_last=STEPS - 2))
+    views = MovedMeanwhile(store, move_within(SegmentBounds(checkpoints_max=STEPS), store, scope, OLD))
+    checkpoints = Checkpoints(Access(parts_of(store, store.unit_of_work, SystemClock()), views=views))
+    assert await pages(checkpoints, scope, **query) == hot
 
 
 async def test_a_volume_closes_before_a_reader_could_not_hold_it(store, scope, admin, ids):

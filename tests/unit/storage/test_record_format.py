@@ -25,6 +25,7 @@ from storage.format.record import (
     PieceRow,
     WriteRow,
     clear_checkpoint,
+    member_of,
     new_thread,
     open_checkpoint,
     open_thread,
@@ -98,6 +99,14 @@ def test_a_checkpoint_opens_as_it_was_sealed(sealer):
     assert opened.member == sealed.member
     assert (opened.place, opened.parent_id, opened.ids) == (("c2", "t", ""), "c1", [])
     assert opened.opened_bytes == len(msgspec.msgpack.encode(MANIFEST))
+
+
+def test_a_checkpoint_that_would_be_saved_again_has_the_member_that_it_has_and_another_one_another(sealer):
+    member = seal_checkpoint(sealer, CHECKPOINT, MANIFEST).member
+    assert member_of(sealer, CHECKPOINT, MANIFEST) == member
+    later = msgspec.structs.replace(CHECKPOINT, created_at=CHECKPOINT.created_at + timedelta(seconds=1))
+    assert member_of(sealer, later, MANIFEST) != member
+    assert member_of(new_sealer("user-2"), CHECKPOINT, MANIFEST) != member
 
 
 @pytest.mark.parametrize("changes", alterations(CHECKPOINT))
