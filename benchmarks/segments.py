@@ -1,6 +1,7 @@
 """Old checkpoints of a thread in segments: what history, saves and bytes are, against the same thread in the database.
 
-``python -m benchmarks.segments [CHECKPOINTS]`` saves a chat of so many turns, each a checkpoint, twice: in one thread
+``python -m benchmarks.segments [CHECKPOINTS [WINDOW]]`` saves a chat of so many turns, each a checkpoint with so many
+messages (200; 0: all there were), twice: in one thread
 everything stays hot, in the other all but the newest hundred moves into segments as it grows. It prints, for both:
 the time of a whole listing of history and of one page with state near the beginning; what rows and objects take,
 against the envelopes of the pieces that are there once (DESIGN 7: at most 1.6); and the saves of a writer to the very
@@ -28,10 +29,10 @@ from storage.service import Store
 from storage.threads.thinning import ThinningRule
 
 CHECKPOINTS = 2_000
+# A chat forgets what is older: so long a window of messages goes into each checkpoint.
+WINDOW = 200
 KEPT = 100
 _MESSAGE_BYTES = 400
-# A chat forgets what is older: so long a window of messages goes into each checkpoint.
-_WINDOW = 200
 _RULE = ThinningRule(keep_last=KEPT)
 _PAGE = 100
 _THREAD = "tenant_id = $1 AND subject_id = $2 AND thread_id = $3"
@@ -40,10 +41,11 @@ _THREAD = "tenant_id = $1 AND subject_id = $2 AND thread_id = $3"
 class Chat:
     """A thread that is saved to, a message a turn."""
 
-    def __init__(self, store: Store, scope: Scope, thread_id: str) -> None:
+    def __init__(self, store: Store, scope: Scope, thread_id: str, window: int) -> None:
         self._store = store
         self._scope = scope
         self.thread_id = thread_id
+        self._window = window
         self._prose = Prose("chat")
         self._messages: list[dict[str, str]] = []
         self.turns = 0
@@ -52,7 +54,7 @@ class Chat:
         """Save one turn; returns the seconds it took."""
         self._messages.append({"id": f"m{self.turns}", "content": self._prose.take(_MESSAGE_BYTES)})
         self.turns += 1
-        data = msgpack.packb(self._messages[-_WINDOW:])
+        data = msgpack.packb(self._messages[-self._window :])
         content = FullState({"messages": ChannelValue(None, Value("msgpack", data))})
         began = time.perf_counter()
         await self._store.checkpoints.save(self._scope, Save(thread_id=self.thread_id, content=content))
@@ -97,13 +99,13 @@ def _percentile(lasted: list[float]) -> str:
     return f"p50 {statistics.median(lasted) * 1000:.2f} ms, p99 {statistics.quantiles(lasted, n=100)[98] * 1000:.2f} ms"
 
 
-async def look(checkpoints: int) -> None:
+async def look(checkpoints: int, window: int) -> None:
     """Print all of it."""
     async with store_with_bucket() as (store, admin):
         await _switch_on(store)
         scope = Scope(uuid4(), "user")
         segmenting = store.archives.segmenting
-        hot, cold = Chat(store, scope, "hot"), Chat(store, scope, "cold")
+        hot, cold = (Chat(store, scope, each, window) for each in ("hot", "cold"))
         alone = [await hot.save() for _ in range(checkpoints)]
         _say("saves, nothing moves", _percentile(alone[checkpoints // 2 :]))
         beside: list[float] = []
@@ -174,4 +176,5 @@ def _say(what: str, found: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(look(int(sys.argv[1]) if len(sys.argv) > 1 else CHECKPOINTS))
+    checkpoints, window = (*map(int, sys.argv[1:]), *(CHECKPOINTS, WINDOW)[len(sys.argv) - 1 :])
+    asyncio.run(look(checkpoints, window))

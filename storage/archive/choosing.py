@@ -1,8 +1,9 @@
 """How much goes into one segment, which segments are a volume, and which come back to be made anew. Pure.
 
-A volume is bounded twice. By its bytes, because pieces that a volume has once are in the next one, too: one that closed
-too early would repeat them too often. And by what a reader of one checkpoint holds of it: the segment that has the
-checkpoint, and the pieces of those before it, which is more where pieces and rows are many and small.
+A volume is bounded twice. By its bytes, and never so that the next one repeats much of it: pieces that are still named
+are in both, and a conversation that only grows would be in each of them. And by what a reader of one checkpoint holds
+of it: the segment that has the checkpoint, and the pieces of those before it, which is more where pieces and rows are
+many and small.
 
 A segment has a range of ids, of all namespaces, and what is kept in that range becomes free one day: the twentieth of
 the newest of a namespace that is seldom saved to. It would stay in the database for ever, because ranges do not
@@ -25,8 +26,10 @@ from storage.tiers.views import pieces_bytes
 
 # One segment: a page of history asks for few, and a flip holds the thread's lock for as many rows.
 SEGMENT_CHECKPOINTS_MAX: Final = 1000
-# A volume is closed when so much was added after its first segment, and twice as much as that has.
+# A volume is closed when so much was added after its first segment, and the next one repeats at most this part of it:
+# what all volumes repeat is less than 0.375 / (1 - 0.375) = 0.6 of what is in them once.
 VOLUME_BYTES_MIN: Final = 8 * 1024 * 1024
+REPEATED_PART_MAX: Final = 0.375
 # What a reader of a checkpoint holds of its volume: less than it may, because that of an archived thread holds the
 # archive, too.
 VOLUME_READ_BYTES_MAX: Final = 48 * 1024 * 1024
@@ -68,8 +71,12 @@ class SegmentBounds:
     stuck_max: int = STUCK_MAX
 
     def is_full(self, volume: Volume) -> bool:
-        """Whether the next segment begins another volume."""
-        return volume.more_bytes >= max(VOLUME_BYTES_MIN, 2 * volume.first_bytes)
+        """Whether the next segment begins another volume, if that one does not repeat too much."""
+        return volume.more_bytes >= VOLUME_BYTES_MIN
+
+    def may_repeat(self, volume: Volume, repeated_bytes: int) -> bool:
+        """Whether another volume may repeat so much of what this one has."""
+        return repeated_bytes <= REPEATED_PART_MAX * (volume.first_bytes + volume.more_bytes)
 
     def has_room(self, volume: Volume, segment_bytes: int) -> bool:
         """Whether a reader may hold a segment that takes so much, with the pieces that the volume has without it."""

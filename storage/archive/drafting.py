@@ -112,6 +112,22 @@ async def drafted(
     return Draft(rows, refs)
 
 
+async def repeated_bytes(transaction: Transaction, thread_id: str, ref: CheckpointRef, volume: Volume) -> int:
+    """What a segment that begins with a checkpoint would repeat of a volume, as the first of another, in bytes.
+
+    Raises:
+        IntegrityFailure: A piece is not stored.
+    """
+    names, ids = columns_of([ref])
+    named: set[bytes] = set()
+    for table in (CHECKPOINTS, PENDING_WRITES):
+        rows: Sequence[Any] = await transaction.fetch_all(
+            sql.OF[table], thread_id=thread_id, namespaces=names, checkpoint_ids=ids
+        )
+        named.update(each for row in rows for each in unpack_ids(row.piece_ids))
+    return await _NewPieces(transaction, thread_id, frozenset()).bytes_in(named, volume.piece_ids)
+
+
 class _NewPieces:
     """The pieces that a segment adds to its volume, by their sizes: they are read when it is known which they are."""
 
@@ -160,6 +176,15 @@ class _NewPieces:
             self._memory += held
             fitting += own
         return fitting
+
+    async def bytes_in(self, piece_ids: set[bytes], among: frozenset[bytes]) -> int:
+        """What those of some pieces, and of what they consist of, take that are among others.
+
+        Raises:
+            IntegrityFailure: A piece is not stored.
+        """
+        await self._learn(piece_ids)
+        return sum(self._known[each].size for each in self._new(piece_ids) & among)
 
     async def _learn(self, piece_ids: set[bytes]) -> None:
         """Ask for the sizes of pieces, and of those that they consist of."""

@@ -39,7 +39,7 @@ from storage.administration.audit import Audit
 from storage.archive.bringing_back import BringingBack
 from storage.archive.check import ArchiveContents
 from storage.archive.choosing import SegmentBounds, Volume, runs_of, stuck_in
-from storage.archive.drafting import Draft, drafted
+from storage.archive.drafting import Draft, drafted, repeated_bytes
 from storage.archive.stubs import audit_target, set_cold, told
 from storage.archive.writing import encoded, freeze, write_object
 from storage.blobs.keyspace import BlobLocation
@@ -368,9 +368,10 @@ class _Moving:
     ) -> tuple[int, Volume]:  # fmt: skip
         """Move as many of these as one segment has; returns how many, and the volume that it is in."""
         (choice, known), (number, volume), bounds = chosen, place, self.bounds
-        if bounds.is_full(volume):
-            volume = Volume()
         async with self.sealing.unit_of_work.snapshot(request.scope) as transaction:
+            if bounds.is_full(volume):
+                repeated = await repeated_bytes(transaction, request.thread_id, run[0], volume)
+                volume = Volume() if bounds.may_repeat(volume, repeated) else volume
             draft = await drafted(transaction, request.thread_id, plan, run, volume, bounds.checkpoints_max)
             if volume.number and not bounds.has_room(volume, draft.memory_bytes):
                 apart = await drafted(transaction, request.thread_id, plan, run, Volume(), bounds.checkpoints_max)

@@ -36,6 +36,11 @@ class ChosenBounds(SegmentBounds):
         del volume
         return self.volumes.is_next_full()
 
+    def may_repeat(self, volume: Volume, repeated_bytes: int) -> bool:
+        """As of `SegmentBounds`, whatever is repeated."""
+        del volume, repeated_bytes
+        return True
+
 
 def segmenting_of(store: Store, bounds: SegmentBounds) -> Segmenting:
     """What moves checkpoints of a store into segments with these bounds."""

@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from storage.archive.choosing import VOLUME_READ_BYTES_MAX, SegmentBounds, Volume, runs_of, stuck_in
 from storage.tiers.views import ARCHIVE_READ_BYTES_MAX
 
@@ -22,11 +24,28 @@ def test_a_volume_adds_up_what_its_segments_have():
     assert both.with_segment(segment(5, 5, 7, 0), frozenset({b"c"})).piece_ids == {b"c"}
 
 
-def test_a_volume_is_full_at_three_times_its_first_segment_but_not_before_8_mib():
-    assert not BOUNDS.is_full(Volume(1, MIB, 8 * MIB - 1))
-    assert BOUNDS.is_full(Volume(1, MIB, 8 * MIB))
-    assert not BOUNDS.is_full(Volume(1, 5 * MIB, 10 * MIB - 1))
-    assert BOUNDS.is_full(Volume(1, 5 * MIB, 10 * MIB))
+def test_a_volume_is_full_when_8_mib_were_added_to_its_first_segment():
+    assert not BOUNDS.is_full(Volume(1, 20 * MIB, 8 * MIB - 1))
+    assert BOUNDS.is_full(Volume(1, 20 * MIB, 8 * MIB))
+
+
+def test_another_volume_repeats_at_most_three_eighths_of_one():
+    assert BOUNDS.may_repeat(Volume(1, 5 * MIB, 11 * MIB), 6 * MIB)
+    assert not BOUNDS.may_repeat(Volume(1, 5 * MIB, 11 * MIB), 6 * MIB + 1)
+
+
+@pytest.mark.parametrize("added", [MIB // 3, MIB, 5 * MIB])
+@pytest.mark.parametrize("named_on", [0, MIB, 4 * MIB, 40 * MIB, 4000 * MIB])
+def test_all_volumes_take_less_than_1_6_times_what_is_in_them_once(added, named_on):
+    volume, once, stored = Volume(), 0, 0
+    for number in range(1, 400):
+        repeated = min(named_on, once)
+        if BOUNDS.is_full(volume) and BOUNDS.may_repeat(volume, repeated):
+            volume = Volume()
+        size = added if volume.number else added + repeated
+        volume = volume.with_segment(segment(number, volume.number or number, size, 0), frozenset())
+        once, stored = once + added, stored + size
+        assert stored <= 1.6 * once
 
 
 def test_a_volume_has_room_for_what_a_reader_may_hold_with_its_pieces():
