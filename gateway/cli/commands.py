@@ -9,7 +9,17 @@ from rich_click.utils import CommandGroupDict
 
 from gateway.cli import completion
 from gateway.cli.local import collection, replay, running, upgrade, waiting
-from gateway.cli.remote import archive, artifacts, checkpoints, keys, retention, threads, transfer, verification
+from gateway.cli.remote import (
+    archive,
+    artifacts,
+    checkpoints,
+    keys,
+    retention,
+    threads,
+    transfer,
+    verification,
+    workspaces,
+)
 from gateway.cli.remote.administration import api_keys, audit, break_glass, tenants
 from gateway.cli.remote.schemas import save_policies, states
 
@@ -24,6 +34,7 @@ COMMAND_GROUPS: list[CommandGroupDict] = [
             "thread",
             "checkpoint",
             "artifact",
+            "workspace",
             "audit",
             "archive",
             "restore",
@@ -80,8 +91,8 @@ def commands() -> None:
 
 
 for _module in (
-    running, collection, tenants, api_keys, threads, checkpoints, archive, artifacts, audit, verification, states, keys,
-    break_glass, transfer, retention, save_policies, replay, completion,
+    running, collection, tenants, api_keys, threads, checkpoints, archive, artifacts, workspaces, audit, verification,
+    states, keys, break_glass, transfer, retention, save_policies, replay, completion,
 ):  # fmt: skip
     for _command in _module.COMMANDS:
         commands.add_command(_command)

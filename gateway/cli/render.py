@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from gateway.cli.failure import Failure
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from gateway.cli.state_diff import Change
 
+_PERCENT = 100
 PIPE_COLUMNS = 1000  # a pipe has no edge to wrap at: keep one row on one line
 _UNSAFE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # controls, bidi overrides, surrogates, line separators
 
@@ -194,3 +195,15 @@ def change(changed: "Change", *, value_characters_max: int | None) -> None:
             if value_characters_max is not None and len(text) > value_characters_max:
                 text = f"{text[:value_characters_max]}... ({len(text):,} characters)"
             output.print(Text(f"    {side} {text}", style=colour), soft_wrap=True)
+
+
+def bytes_progress() -> Callable[[int, int | None], None] | None:
+    """What shows on a terminal how many bytes are there, and of how many; None: nobody looks."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(done: int, total: int | None) -> None:
+        share = f" of {total:,} ({done * _PERCENT // total if total else _PERCENT} %)" if total is not None else ""
+        print(f"\r{done:,}{share} bytes", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+    return show

@@ -4,8 +4,6 @@ Content goes through the SDK: in parts that are sent again one by one, verified 
 Progress goes to stderr, and only to a terminal.
 """
 
-import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,19 +27,6 @@ _ARTIFACTS = Listing(
 )
 _ATTEMPT_SECONDS = 120.0  # without any progress on the connection
 _TOTAL_SECONDS = 24 * 3600.0  # a large file over a slow line
-_PERCENT = 100
-
-
-def _progress() -> Callable[[int, int | None], None] | None:
-    """What shows how far it is, on a terminal."""
-    if not sys.stderr.isatty():
-        return None
-
-    def show(done: int, total: int | None) -> None:
-        share = f" of {total:,} ({done * _PERCENT // total if total else _PERCENT} %)" if total is not None else ""
-        print(f"\r{done:,}{share} bytes", end="\n" if done == total else "", file=sys.stderr, flush=True)
-
-    return show
 
 
 def _path(artifact_id: str) -> list[str]:
@@ -83,7 +68,7 @@ def artifact_upload(
     with remote.connect(attempt_seconds=_ATTEMPT_SECONDS, total_seconds=_TOTAL_SECONDS) as connection:
         with connection.sdk() as client:
             try:
-                stored = client.artifacts.upload(thread_id, file, progress=_progress(), **asdict(how))
+                stored = client.artifacts.upload(thread_id, file, progress=render.bytes_progress(), **asdict(how))
             except StateroomError as error:
                 upload_id = getattr(error, "upload_id", None)
                 if upload_id:
@@ -105,7 +90,7 @@ def artifact_download(*, artifact_id: str, target: Path, remote: Remote) -> None
             render.results().buffer.flush()
             return
         try:
-            artifact = client.artifacts.download(artifact_id, target, progress=_progress())
+            artifact = client.artifacts.download(artifact_id, target, progress=render.bytes_progress())
         except OSError as error:
             raise Failure(f"cannot write {target}", detail=str(error.strerror)) from None
     render.say(f"{artifact.size_bytes:,} bytes, digest verified: {target}")

@@ -58,6 +58,43 @@ async def test_a_file_goes_up_and_comes_down(gateway: ProductionGateway, statero
     assert (gone.returncode, b"--subject" in gone.stderr) == (3, True)
 
 
+async def test_a_folder_is_kept_with_a_thread_and_comes_back(
+    gateway: ProductionGateway, stateroom: Command, tmp_path: Path
+) -> None:
+    work, back, thread = tmp_path / "work", tmp_path / "back", str(uuid4())
+    work.mkdir()
+    (work / ".gitignore").write_text("*.log")
+    (work / "a.log").write_text("ignored")
+    (work / "b.tmp").write_text("ignored, too")
+    (work / "draft").write_text("first")
+    (work / "out").symlink_to("/etc/passwd")
+    first = await stateroom(gateway, "workspace", "store", thread, work, "--ignore", "*.tmp", "--json")
+    assert first.returncode == 0, first.stderr
+    (work / "draft").write_text("second")
+    second = await stateroom(gateway, "workspace", "store", thread, work, "--ignore", "*.tmp", "--json")
+    assert json.loads(second.stdout)["stored_bytes"] == len("second")
+    unsaved = await stateroom(gateway, "workspace", "store", thread, work, "--no-save", "--ignore", "*.tmp", "--json")
+    assert json.loads(unsaved.stdout) == {"value": json.loads(second.stdout)["value"], "stored_bytes": 0}
+
+    restored = await stateroom(gateway, "workspace", "restore", thread, back, "--json")
+    assert restored.returncode == 0, restored.stderr
+    assert json.loads(restored.stdout) == {"files": 2, "written": 2, "written_bytes": 11, "removed": []}
+    assert b"out: the link leads out of the folder" in restored.stderr
+    assert {each.name: each.read_text() for each in back.iterdir()} == {".gitignore": "*.log", "draft": "second"}
+    (back / "more").write_text("more")
+    earlier = json.loads(first.stdout)["checkpoint_id"]
+    words = ("--checkpoint", earlier, "--remove-others", "--yes")
+    at_first = await stateroom(gateway, "workspace", "restore", thread, back, *words)
+    assert at_first.returncode == 0, at_first.stderr
+    assert {each.name: each.read_text() for each in back.iterdir()} == {".gitignore": "*.log", "draft": "first"}
+
+    no_key = await stateroom(gateway, "workspace", "restore", thread, back, "--key", "other")
+    assert (no_key.returncode, b"'other'" in no_key.stderr) == (3, True)
+    (tmp_path / "file").write_text("")
+    no_folder = await stateroom(gateway, "workspace", "restore", thread, tmp_path / "file" / "below")
+    assert (no_folder.returncode, b"cannot use" in no_folder.stderr) == (1, True), no_folder.stderr
+
+
 async def test_fsck_is_clean_beside_uploads_and_says_what_is_lost(
     gateway: ProductionGateway, stateroom: Command, s3_server
 ) -> None:

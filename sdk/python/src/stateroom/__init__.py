@@ -15,6 +15,9 @@ from stateroom._threads.trajectories import (
     TrajectoryWrite,
     chat_form,
 )
+from stateroom._workspaces.async_workspace import AsyncWorkspace
+from stateroom._workspaces.manifest import LeftOut, WorkspaceRestored, WorkspaceSnapshot
+from stateroom._workspaces.workspace import Workspace
 from stateroom.artifacts import ArtifactFile, Artifacts
 from stateroom.async_artifacts import AsyncArtifactFile, AsyncArtifacts
 from stateroom.async_client import AsyncClient
@@ -126,6 +129,7 @@ __all__ = [
     "AsyncArtifacts",
     "AsyncClient",
     "AsyncThread",
+    "AsyncWorkspace",
     "BodyTooLarge",
     "Busy",
     "ChannelUnchangedUnknown",
@@ -156,6 +160,7 @@ __all__ = [
     "KeyDestroyed",
     "KeyUnavailable",
     "LargeValue",
+    "LeftOut",
     "LegalHold",
     "LimitExceeded",
     "LongList",
@@ -216,6 +221,9 @@ __all__ = [
     "UploadedPart",
     "Usage",
     "WhoAmI",
+    "Workspace",
+    "WorkspaceRestored",
+    "WorkspaceSnapshot",
     "WritesPending",
     "acting_for",
     "chat_form",

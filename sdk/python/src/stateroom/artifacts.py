@@ -122,6 +122,7 @@ class Artifacts:
         metadata: Mapping[str, Any] | None = None,
         preview: bytes | None = None,
         size_bytes: int | None = None,
+        idempotency_key: str | None = None,
     ) -> Upload:
         """Begin an upload whose ``upload_id`` can be kept before anything is sent.
 
@@ -132,12 +133,15 @@ class Artifacts:
             metadata: A JSON object, at most 16 KiB.
             preview: A thumbnail or summary, at most 4 KiB, that comes with every listing.
             size_bytes: How large it will be, where it is known: no room for it is found out now.
+            idempotency_key: A name for this upload: beginning it again, with the same description, gives the same
+                upload for a day, so that its id need not be kept.
 
         Raises:
             QuotaExceeded: The tenant has no room.
+            IdempotencyKeyReused: Another upload was begun under this key.
         """
         description = requests.describe(None, name=name, media_type=media_type, metadata=metadata, preview=preview)
-        return self._client.drive(requests.begin(thread_id, description, size_bytes))
+        return self._client.drive(requests.begin(thread_id, description, size_bytes, idempotency_key))
 
     def show_upload(self, upload_id: str) -> Upload:
         """An upload, and what of it has arrived.

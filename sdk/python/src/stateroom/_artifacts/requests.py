@@ -168,8 +168,10 @@ def create(thread_id: str, description: Description, content: bytes) -> Steps[Ar
     return _stored(answer.decode(Artifact), digest)
 
 
-def begin(thread_id: str, description: Description, size_bytes: int | None) -> Steps[Upload]:
-    """Begin a resumable upload."""
+def begin(
+    thread_id: str, description: Description, size_bytes: int | None, idempotency_key: str | None = None
+) -> Steps[Upload]:
+    """Begin a resumable upload, or say which one was begun under a key."""
     _json(description.metadata)
     body = UploadRequest(
         name=description.name,
@@ -182,7 +184,7 @@ def begin(thread_id: str, description: Description, size_bytes: int | None) -> S
         method="POST",
         path=path("threads", ":", thread_id, "uploads"),
         body=encode_body(body),
-        headers={"Idempotency-Key": str(uuid4())},
+        headers={"Idempotency-Key": idempotency_key or str(uuid4())},
         repeatable=True,
     )
     return asked(call, Upload)

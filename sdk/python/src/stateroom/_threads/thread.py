@@ -5,19 +5,23 @@ This module owns the verbs of a thread object and what they promise; ``ThreadSte
 client what is sent and sent again. A ``Thread`` object belongs to one thread at a time.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
 
+from stateroom._artifacts.ranges import Carrier
 from stateroom._io.blocking import finished
 from stateroom._options import refuse_unknown
 from stateroom._protocol import calls
-from stateroom._protocol.core import Call, Pinned, Steps
-from stateroom._protocol.wire import Page, ParentRequest
+from stateroom._protocol.core import Call, Pinned
+from stateroom._protocol.wire import ParentRequest
 from stateroom._remembered.pieces import PieceCache
 from stateroom._threads.fixtures import Fixture, fixture_lines, loading
 from stateroom._threads.intents import intent_of
 from stateroom._threads.steps import ThreadOptions, ThreadSteps
 from stateroom._threads.trajectories import Lines, StepT, TrajectoryStep, Wanted, step_lines
+from stateroom._workspaces.workspace import Workspace
+from stateroom.artifacts import Artifacts
 from stateroom.errors import GatewayUnavailable, InvalidRequest
 from stateroom.types import (
     CheckpointInfo,
@@ -40,19 +44,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Caller(Protocol):
+class Caller(Carrier, Protocol):
     """What a thread needs of a client."""
 
     pieces: PieceCache
-
-    def pin(self) -> Pinned:
-        """Decide the subject."""
-
-    def drive(self, steps: Steps[R], pinned: Pinned | None = None) -> R:
-        """Carry out a procedure."""
-
-    def items(self, page_of: Callable[[int, str | None], Steps[Page[R]]], limit: int | None) -> Iterator[R]:
-        """The items of a list, page by page."""
 
     def infos(self, selection: calls.Selection, limit: int | None) -> Iterator[CheckpointInfo]:
         """Selected checkpoints, newest first, page by page."""
@@ -380,6 +375,15 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
         pinned = self._client.pin()
         steps = loading(fixture, self.thread_id, self.namespace, self._pieces, pinned)
         return self._client.drive(steps, pinned)
+
+    def workspace(self, folder: str | os.PathLike[str], *, name: str = "workspace") -> Workspace:
+        """A folder that is stored with this thread, and comes back: on another machine, after a crash, in a fork.
+
+        Args:
+            folder: Its path.
+            name: What its snapshots are called among the thread's artifacts; a thread may have several.
+        """
+        return Workspace(Artifacts(self._client), self.thread_id, folder, name)
 
     def fork(self, checkpoint_id: str) -> "Thread[StateT]":
         """A new object of the same thread, whose next save continues from an old checkpoint.
