@@ -47,8 +47,7 @@ class Restoring:
         ignore: More that stays, as patterns.
 
     Raises:
-        InvalidRequest: A folder is where the snapshot has a file or a link, and may not be removed.
-        OSError: The folder cannot be written to.
+        OSError: The folder cannot be made, or not be opened.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, *, remove_others: bool, ignore: Iterable[str]) -> None:
@@ -77,7 +76,7 @@ class Restoring:
         """Make the folders, and say what has to be fetched.
 
         Raises:
-            InvalidRequest: As for the class.
+            InvalidRequest: A folder is where the snapshot has a file or a link, and may not be removed.
             OSError: Something cannot be read or written.
         """
         for each in self._manifest.entries:
