@@ -117,20 +117,20 @@ def test_no_link_that_is_made_leads_out_of_the_folder(tmp_path_factory, folders,
 @pytest.mark.parametrize(
     ("links", "out"),
     [
-        ({"x": "/etc/passwd"}, {"x"}),
-        ({"x": "../x"}, {"x"}),
-        ({"x": "d/../../x"}, {"x"}),
-        ({"d/up": "..", "x": "d/up/.."}, {"x"}),  # its text stays within, and where it leads does not
-        ({"x": "y", "y": "x"}, {"x", "y"}),
-        ({"x": "/etc", "y": "x/passwd"}, {"x", "y"}),
-        ({"x": "d", "d/y": "../x/z"}, set()),
-        ({"x": "nothing/that/is/there"}, set()),
+        ({"x": "/etc/passwd"}, ["x"]),
+        ({"x": "../x"}, ["x"]),
+        ({"x": "d/../../x"}, ["x"]),
+        ({"d/up": "..", "x": "d/up/.."}, ["x"]),  # its text stays within, and where it leads does not
+        ({"x": "y", "y": "x"}, ["x", "y"]),
+        ({"x": "/etc", "y": "x/passwd"}, ["x", "y"]),
+        ({"x": "d", "d/y": "../x/z"}, []),
+        ({"x": "nothing/that/is/there"}, []),
     ],
     ids=repr,
 )
 def test_links_are_followed_through_other_links(links, out):
     entries = [FolderEntry("d", 0o755), *(LinkEntry(*each) for each in links.items())]
-    assert {each.path for each in leading_out(entries)} == out
+    assert sorted(each.path for each in leading_out(entries)) == out
 
 
 # --- what may be in the way ------------------------------------------------------------------------------------------
