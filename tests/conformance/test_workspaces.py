@@ -294,3 +294,52 @@ def test_a_file_that_goes_while_others_are_stored_is_not_in_the_snapshot(client,
     assert snapshot.files == 3
     client.thread(thread_id).workspace(tmp_path / "there").restore(snapshot)
     assert not (tmp_path / "there" / "run.sh").exists()
+
+
+def test_two_threads_and_a_copy_store_the_same_large_file(client, thread_id, folder):
+    for each in (thread_id, f"{thread_id}-2"):
+        thread = client.thread(each)
+        snapshot = thread.workspace(folder).store()
+        assert snapshot.stored_bytes
+        thread.save({"workspace": snapshot.value})
+    client.thread(thread_id).copy(f"{thread_id}-3")
+    assert client.thread(f"{thread_id}-3").workspace(folder).store().stored_bytes
+
+
+def test_an_artifact_of_another_program_is_no_base(client, thread_id, folder, tmp_path):
+    client.artifacts.upload(thread_id, b"not a manifest", name="workspace")
+    snapshot = client.thread(thread_id).workspace(folder).store()
+    client.thread(thread_id).workspace(tmp_path / "there").restore(snapshot)
+    assert seen(tmp_path / "there") == seen(folder)
+
+
+@pytest.mark.parametrize("kind", ["link", "folder"])
+def test_what_takes_the_place_of_a_file_meanwhile_is_as_if_the_file_went(client, thread_id, folder, tmp_path, kind):
+    def replace(*_):
+        for name in ("film.bin", "run.sh"):
+            path = folder / name
+            if path.is_file() and not path.is_symlink():
+                path.unlink()
+                path.symlink_to("/etc/passwd") if kind == "link" else path.mkdir()
+
+    snapshot = client.thread(thread_id).workspace(folder).store(progress=replace)
+    assert snapshot.files == 3
+
+
+def test_a_large_file_that_gets_shorter_meanwhile_is_named(client, thread_id, folder):
+    with pytest.raises(InvalidRequest, match=r"film\.bin got shorter"):
+        client.thread(thread_id).workspace(folder).store(progress=lambda *_: os.truncate(folder / "film.bin", 5))
+
+
+def test_equal_large_files_are_fetched_once(client, thread_id, tmp_path):
+    folder = tmp_path / "w"
+    folder.mkdir()
+    content = secrets.token_bytes(packing.ALONE_BYTES_MIN)
+    for number in range(4):
+        (folder / f"f{number}").write_bytes(content)
+    workspace = client.thread(thread_id).workspace(folder)
+    snapshot = workspace.store()
+    assert snapshot.stored_bytes == len(content)
+    restored = client.thread(thread_id).workspace(tmp_path / "there").restore(snapshot)
+    assert (restored.written, restored.written_bytes) == (4, 4 * len(content))
+    assert seen(tmp_path / "there") == seen(folder)

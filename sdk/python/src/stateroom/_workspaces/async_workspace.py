@@ -29,7 +29,7 @@ from stateroom._workspaces.packing import LargeFile, Pack, Packing, Source
 from stateroom._workspaces.restoring import Restoring, Wanted
 from stateroom._workspaces.scanning import BLOCK_BYTES, scan
 from stateroom.async_artifacts import AsyncArtifacts
-from stateroom.errors import ArtifactNotFound, DigestMismatch, InvalidRequest, UploadNotFound
+from stateroom.errors import ArtifactNotFound, DigestMismatch, InvalidRequest, UploadIncomplete, UploadNotFound
 from stateroom.types import Artifact
 
 _MANIFEST_TYPE = "application/vnd.stateroom.workspace"
@@ -76,9 +76,10 @@ class AsyncWorkspace:
         """
         root = await asyncio.to_thread(Root, self.folder)
         with root:
-            found = await asyncio.to_thread(scan, root, tuple(ignore))
+            left_alone = list(ignore)
+            found = await asyncio.to_thread(scan, root, left_alone)
             before, there = await self._base(base)
-            packing = Packing(root, found, before, there)
+            packing = Packing(root, found, before, there, left_alone)
             sources = packing.sources()
             if progress is not None:
                 progress(packing.settled_bytes, packing.size_bytes)
@@ -96,6 +97,8 @@ class AsyncWorkspace:
             stored = await self._artifacts.upload(self._thread_id, data, name=self.name, media_type=_MANIFEST_TYPE)
         self._last = stored.pointer
         files = [each.size_bytes for each in manifest.entries if isinstance(each, FileEntry)]
+        if progress is not None:
+            progress(sum(files), sum(files))
         contents = [each.pointer for each in manifest.contents]
         return WorkspaceSnapshot(stored.pointer, contents, len(files), sum(files), packing.stored_bytes, found.left_out)
 
@@ -109,10 +112,10 @@ class AsyncWorkspace:
             return None, set()
         try:
             manifest = await self._manifest(pointer)
-        except ArtifactNotFound:
+        except (ArtifactNotFound, InvalidRequest):
             if base is not None:
                 raise
-            return None, set()
+            return None, set()  # it went, or another program has an artifact of this name
         there: set[str] = set()
         for each in manifest.contents:
             with contextlib.suppress(ArtifactNotFound):
@@ -159,14 +162,19 @@ class AsyncWorkspace:
     async def _upload_file(self, source: LargeFile, progress: Progress) -> Artifact:
         """Upload a large file, going on with what an earlier store of it has sent."""
         name, size_bytes = source.name, source.size_bytes
+        # A key is of all of a subject's threads, and an upload of one.
+        key = hashlib.sha256(f"{self._thread_id}\0{name}".encode()).hexdigest()
         try:
-            upload = await self._artifacts.begin(
-                self._thread_id, name=name, media_type=_CONTENT_TYPE, size_bytes=size_bytes, idempotency_key=name
-            )
             with source.open() as content:
+                upload = await self._artifacts.begin(
+                    self._thread_id, name=name, media_type=_CONTENT_TYPE, size_bytes=size_bytes, idempotency_key=key
+                )
                 return await self._artifacts.upload(
                     self._thread_id, content, progress=progress, resume=upload.upload_id
                 )
+        except UploadIncomplete:
+            path = source.files[0].path
+            raise InvalidRequest(f"{path} got shorter while it was stored; store the workspace again") from None
         except UploadNotFound:  # it was completed, and deleted since; or given up
             with source.open() as content:
                 return await self._artifacts.upload(
@@ -218,7 +226,11 @@ class AsyncWorkspace:
     async def _fetch(self, restoring: Restoring, wanted: Wanted, progress: Progress | None) -> None:
         """Write the files of one artifact."""
         async with await self._artifacts.open(wanted.pointer) as content:
+            before: FileEntry | None = None
             for file in wanted.files:
+                same, before = before, file
+                if await asyncio.to_thread(restoring.copy, file, same):
+                    continue
                 await content.seek(file.offset)
                 with await asyncio.to_thread(restoring.write, file) as target:
                     digest, left = hashlib.sha256(), file.size_bytes

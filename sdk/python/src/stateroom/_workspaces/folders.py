@@ -6,9 +6,10 @@ written through it. It needs a system that opens files relative to open folders:
 
 import errno
 import os
+import re
 import secrets
-import shutil
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,14 +20,19 @@ from stateroom._workspaces.manifest import parent_of
 from stateroom.errors import InvalidRequest
 
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+# Opens what may not be read, only in order to name it; Linux has it.
+_NAMED_ONLY = getattr(os, "O_PATH", 0)
 # What is half written; never stored.
-PARTIAL_PREFIX = ".stateroom-"
-PARTIAL_SUFFIX = ".part"
-_PRIVATE = 0o700
+PARTIAL = re.compile(r"\.stateroom-[0-9a-f]{16}\.part")
+_OWN = 0o700
+# What a path met instead of what it was: gone, no folder any more, a link, a device without anybody.
+_GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO}
 
 
 class Root:
     """A folder that is read or written below.
+
+    Closed, nothing is found below it: also not by a thread that still works there.
 
     Args:
         folder: Its path; that itself may be a link.
@@ -37,9 +43,13 @@ class Root:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._lock = threading.Lock()
+        self._top: int | None = None
+        # The folder that was asked for last: most questions are about what is in the same one.
+        self._last: tuple[str, int] | None = None
         if os.open not in os.supports_dir_fd or os.scandir not in os.supports_fd:
             raise InvalidRequest("workspaces need a system that opens files relative to folders, such as Linux")
-        self._fd = os.open(Path(folder), _FOLDER & ~os.O_NOFOLLOW)
+        self._top = os.open(Path(folder), _FOLDER & ~os.O_NOFOLLOW)
 
     def __enter__(self) -> Self:
         return self
@@ -47,71 +57,115 @@ class Root:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._fd)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        with self._lock:
+            top, self._top = self._top, None
+            self._forget()
+        if top is not None:
+            os.close(top)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _forget(self) -> None:
+        if self._last is not None:
+            os.close(self._last[1])
+            self._last = None
 
     @contextmanager
     def folder(self, path: str) -> Iterator[int]:
         """A folder below; empty: the folder itself.
 
         Raises:
-            OSError: It is none, or a link is on the way.
+            FileNotFoundError: It is none any more, or a link is on the way.
+            OSError: It cannot be opened.
         """
-        fd = os.dup(self._fd)
+        with self._lock, _gone_is_not_found(path):
+            fd = self._opened(path)
         try:
-            for name in filter(None, path.split("/")):
-                below = os.open(name, _FOLDER, dir_fd=fd)
-                os.close(fd)
-                fd = below
             yield fd
         finally:
             os.close(fd)
 
+    def _opened(self, path: str) -> int:
+        if self._top is None:
+            raise ValueError("the folder is closed")
+        known, fd = self._last or ("", self._top)
+        if known and path != known and not path.startswith(f"{known}/"):
+            known, fd = "", self._top
+        fd = os.dup(fd)
+        try:
+            for name in filter(None, path[len(known) :].split("/")):
+                below = os.open(name, _FOLDER, dir_fd=fd)
+                os.close(fd)
+                fd = below
+            if path and path != known:
+                self._forget()
+                self._last = (path, os.dup(fd))
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
     def names(self, path: str) -> list[str]:
-        """What is in a folder, in order."""
-        with self.folder(path) as fd:
-            return sorted(each.name for each in os.scandir(fd))
+        """What is in a folder, in order.
+
+        Raises:
+            FileNotFoundError: It is none any more.
+        """
+        with self.folder(path) as fd, os.scandir(fd) as found:
+            return sorted(each.name for each in found)
 
     def stat(self, path: str) -> os.stat_result:
-        """What something is; of a link, the link."""
-        with self.folder(parent_of(path)) as fd:
+        """What something is; of a link, the link.
+
+        Raises:
+            FileNotFoundError: It is not there.
+        """
+        with self.folder(parent_of(path)) as fd, _gone_is_not_found(path):
             return os.stat(_name(path), dir_fd=fd, follow_symlinks=False)
 
-    def is_folder(self, path: str) -> bool:
-        """Whether a folder has this path."""
+    def mode(self, path: str) -> int | None:
+        """What something is, as `os.stat` says; None: it is not there."""
         try:
-            return stat.S_ISDIR(self.stat(path).st_mode)
+            return self.stat(path).st_mode
         except FileNotFoundError:
-            return False
+            return None
 
     def target(self, path: str) -> str:
-        """What a link says."""
-        with self.folder(parent_of(path)) as fd:
+        """What a link says.
+
+        Raises:
+            FileNotFoundError: It is none any more.
+        """
+        with self.folder(parent_of(path)) as fd, _gone_is_not_found(path):
             return os.readlink(_name(path), dir_fd=fd)
 
     def open(self, path: str) -> BinaryIO:
-        """A file, to be read."""
+        """A file, to be read.
+
+        Raises:
+            FileNotFoundError: It is none any more.
+        """
         # What is no file by now, a pipe for example, would make opening wait.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with self.folder(parent_of(path)) as fd:
+        with self.folder(parent_of(path)) as fd, _gone_is_not_found(path):
             opened = os.open(_name(path), flags, dir_fd=fd)
         if not stat.S_ISREG(os.fstat(opened).st_mode):
             os.close(opened)
-            raise FileNotFoundError(f"{path} is no file any more")
+            raise FileNotFoundError(errno.ENOENT, "is no file any more", path)
         return os.fdopen(opened, "rb")
 
     def make_folder(self, path: str) -> None:
-        """Make a folder, or see to it that one that is there can be written to. What else has its name is removed."""
+        """Make a folder, or see to it that one that is there can be written to."""
         with self.folder(parent_of(path)) as fd:
-            name = _name(path)
             try:
-                os.mkdir(name, _PRIVATE, dir_fd=fd)
+                os.mkdir(_name(path), _OWN, dir_fd=fd)
             except FileExistsError:
-                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                if not stat.S_ISDIR(found.st_mode):
-                    os.unlink(name, dir_fd=fd)
-                    os.mkdir(name, _PRIVATE, dir_fd=fd)
-                elif found.st_mode & _PRIVATE != _PRIVATE:
-                    self.change_mode(path, stat.S_IMODE(found.st_mode) | _PRIVATE)
+                _own(_name(path), fd)
 
     def change_mode(self, path: str, mode: int) -> None:
         """Give a folder permissions."""
@@ -125,24 +179,18 @@ class Root:
                 os.unlink(_name(path), dir_fd=fd)
             os.symlink(target, _name(path), dir_fd=fd)
 
-    def remove(self, path: str) -> None:
-        """Remove something, a folder with all that is in it."""
+    def remove(self, path: str) -> bool:
+        """Remove a file, a link, or a folder that has nothing in it; false: it has."""
         with self.folder(parent_of(path)) as fd:
             name = _name(path)
-            if stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
-                shutil.rmtree(name, dir_fd=fd)
-            else:
-                os.unlink(name, dir_fd=fd)
-
-    def remove_unless_full(self, path: str) -> bool:
-        """Remove something, but not a folder that has something in it; false: it has."""
-        with self.folder(parent_of(path)) as fd:
-            name = _name(path)
-            if not stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
-                os.unlink(name, dir_fd=fd)
-                return True
+            mode = os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
+            remove = os.rmdir if stat.S_ISDIR(mode) else os.unlink
             try:
-                os.rmdir(name, dir_fd=fd)
+                try:
+                    remove(name, dir_fd=fd)
+                except PermissionError:
+                    os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) | _OWN)
+                    remove(name, dir_fd=fd)
             except OSError as error:
                 if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
                     raise
@@ -164,7 +212,7 @@ class NewFile:
 
     def __init__(self, root: Root, path: str, mode: int) -> None:
         self._name, self._mode = _name(path), mode
-        self._partial = f"{PARTIAL_PREFIX}{secrets.token_hex(8)}{PARTIAL_SUFFIX}"
+        self._partial = f".stateroom-{secrets.token_hex(8)}.part"
         with root.folder(parent_of(path)) as fd:
             self._folder = os.dup(fd)
         try:
@@ -180,10 +228,21 @@ class NewFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self.close()
+
+    def close(self) -> None:
+        """Let go of it; what was not finished is removed."""
+        if self._folder < 0:
+            return
         self._file.close()
         with suppress(FileNotFoundError):
             os.unlink(self._partial, dir_fd=self._folder)
         os.close(self._folder)
+        self._folder = -1
 
     def write(self, piece: bytes) -> None:
         """Write the next piece."""
@@ -199,6 +258,32 @@ class NewFile:
         os.fchmod(self._file.fileno(), self._mode)
         self._file.close()
         os.replace(self._partial, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+
+
+@contextmanager
+def _gone_is_not_found(path: str) -> Iterator[None]:
+    """Whatever is there instead of what was: it is not found."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+        raise FileNotFoundError(errno.ENOENT, "is not there any more", path) from error
+
+
+def _own(name: str, parent: int) -> None:
+    """Give a folder that is there the permissions that working in it takes."""
+    mode = stat.S_IMODE(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+    if mode & _OWN == _OWN:
+        return
+    fd = os.open(name, _FOLDER | _NAMED_ONLY, dir_fd=parent)
+    try:
+        if _NAMED_ONLY:
+            Path(f"/proc/self/fd/{fd}").chmod(mode | _OWN)
+        else:
+            os.fchmod(fd, mode | _OWN)
+    finally:
+        os.close(fd)
 
 
 def _name(path: str) -> str:

@@ -5,24 +5,28 @@ thread can write one, so a path leads nowhere but into the folder, and a link is
 opens no file.
 """
 
-from collections import deque
+import hashlib
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Literal, Self
 
 import msgspec
 
 from stateroom.errors import InvalidRequest
 
-ENTRIES_MAX = 1_000_000
+ENTRIES_MAX = 500_000
+CONTENTS_MAX = 100_000
 # Its manifest is held as a whole.
-MANIFEST_BYTES_MAX = 256 * 1024 * 1024
+MANIFEST_BYTES_MAX = 128 * 1024 * 1024
 PATH_BYTES_MAX = 4096
+TARGET_BYTES_MAX = 4095
 NAME_BYTES_MAX = 255
 # As many links as Linux follows in one path.
 LINKS_FOLLOWED_MAX = 40
 PERMISSIONS = 0o777
 
 _DIGEST_BYTES = 32
+_OF_NOTHING = hashlib.sha256().digest()
 _VALUE = "stateroom_workspace"
 
 
@@ -91,12 +95,14 @@ class Manifest(msgspec.Struct, frozen=True):
     Attributes:
         format: Which format this is.
         contents: The artifacts with the files' content.
-        entries: Everything that was there, in the order of paths: a folder before what is in it.
+        entries: Everything that was there: a folder before what is in it.
+        ignore: What was left out beside what is named in the folder, as lines of a ``.gitignore``.
     """
 
     format: Literal["stateroom-workspace/1"]
     contents: list[Content]
     entries: list[Entry]
+    ignore: list[str] = []
 
 
 class LeftOut(msgspec.Struct, frozen=True):
@@ -182,8 +188,10 @@ def decoded(data: bytes) -> Manifest:
     """
     try:
         manifest = msgspec.msgpack.decode(data, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the manifest of this workspace cannot be read: {error}") from None
+    if len(manifest.entries) > ENTRIES_MAX or len(manifest.contents) > CONTENTS_MAX:
+        raise InvalidRequest(f"a workspace has at most {ENTRIES_MAX:,} entries, in {CONTENTS_MAX:,} artifacts")
     folders = {""}
     seen: set[str] = set()
     for each in manifest.entries:
@@ -194,8 +202,6 @@ def decoded(data: bytes) -> Manifest:
         seen.add(each.path)
         if isinstance(each, FolderEntry):
             folders.add(each.path)
-    if len(seen) > ENTRIES_MAX:
-        raise InvalidRequest(f"a workspace has at most {ENTRIES_MAX:,} entries")
     return manifest
 
 
@@ -206,17 +212,20 @@ def _refused(entry: Entry, folders: set[str], contents: int) -> str | None:
         return "is in no folder"
     match entry:
         case FileEntry():
-            if min(entry.size_bytes, entry.offset, entry.mode) < 0 or entry.mode > PERMISSIONS:
-                return "has an impossible size, place or mode"
-            if len(entry.digest) != _DIGEST_BYTES or not 0 <= entry.content < max(contents, not entry.size_bytes):
-                return "has no content"
+            return _refused_file(entry, contents)
         case FolderEntry():
-            if not 0 <= entry.mode <= PERMISSIONS:
-                return "has an impossible mode"
+            return None if 0 <= entry.mode <= PERMISSIONS else "has an impossible mode"
         case LinkEntry():
-            if not entry.target or "\0" in entry.target:
-                return "leads nowhere"
-    return None
+            usable = 0 < len(entry.target.encode()) <= TARGET_BYTES_MAX and "\0" not in entry.target
+            return None if usable else "leads nowhere"
+
+
+def _refused_file(entry: FileEntry, contents: int) -> str | None:
+    if min(entry.size_bytes, entry.offset, entry.mode) < 0 or entry.mode > PERMISSIONS:
+        return "has an impossible size, place or mode"
+    if not entry.size_bytes:
+        return None if entry.digest == _OF_NOTHING else "has no content"
+    return None if len(entry.digest) == _DIGEST_BYTES and 0 <= entry.content < contents else "has no content"
 
 
 def unusable(path: str) -> str | None:
@@ -237,34 +246,73 @@ def parent_of(path: str) -> str:
 
 def leading_out(entries: Iterable[Entry]) -> list[LeftOut]:
     """The links that end outside of the folder, or nowhere, followed through the other links."""
-    links = {each.path: each.target for each in entries if isinstance(each, LinkEntry)}
-    found = ((path, _leads_out(path, links)) for path in links)
-    return [LeftOut(path, why) for path, why in found if why]
+    links: dict[str, str] = {}
+    folders = {""}
+    for each in entries:
+        if isinstance(each, LinkEntry):
+            links[each.path] = each.target
+        elif isinstance(each, FolderEntry):
+            folders.add(each.path)
+    ends = _Ends(links, folders)
+    found = ((path, ends.of(path)) for path in links)
+    return [LeftOut(path, end.why) for path, end in found if isinstance(end, _Nowhere)]
 
 
-def _leads_out(path: str, links: Mapping[str, str]) -> str | None:
-    """Why a link is not made."""
-    at = [name for name in parent_of(path).split("/") if name]
-    left, followed = deque[str](), 0
-    target: str | None = links[path]
-    while True:
-        if target is not None:
-            followed += 1
-            if target.startswith("/"):
-                return "the link leads out of the folder"
-            if followed > LINKS_FOLLOWED_MAX:
-                return "the link leads nowhere"
-            left.extendleft(reversed(target.split("/")))
-            target = None
-        if not left:
-            return None
-        name = left.popleft()
-        if name == "..":
-            if not at:
-                return "the link leads out of the folder"
-            at.pop()
-        elif name not in {"", "."}:
-            at.append(name)
-            target = links.get("/".join(at))
-            if target is not None:
-                at.pop()
+class _Nowhere(Exception):
+    """A link does not end in the folder; ``why``."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class _Ends:
+    """Where links end, each followed once.
+
+    Only from folders of the manifest does a step go up: what else is in a folder may be a link, or have two names.
+    """
+
+    def __init__(self, links: Mapping[str, str], folders: AbstractSet[str]) -> None:
+        self._links = links
+        self._folders = folders
+        self._known: dict[str, str | _Nowhere] = {}
+
+    def of(self, path: str, followed: int = 1) -> str | _Nowhere:
+        """The path at which a link ends."""
+        if path not in self._known:
+            self._known[path] = _Nowhere("the link leads nowhere")  # as long as it is followed: it is met again
+            try:
+                self._known[path] = self._followed(path, followed)
+            except _Nowhere as nowhere:
+                self._known[path] = nowhere
+        return self._known[path]
+
+    def _followed(self, path: str, followed: int) -> str:
+        target, at = self._links[path], parent_of(path)
+        if target.startswith("/"):
+            raise _Nowhere("the link leads out of the folder")
+        if followed > LINKS_FOLLOWED_MAX:
+            raise _Nowhere("the link leads nowhere")
+        for name in target.split("/"):
+            if name == "..":
+                at = self._up(at)
+            elif name not in {"", "."}:
+                at = self._down(f"{at}/{name}" if at else name, followed)
+        return at
+
+    def _up(self, at: str) -> str:
+        if not at:
+            raise _Nowhere("the link leads out of the folder")
+        if at not in self._folders:
+            raise _Nowhere(f"the link leads over {at!r}, which is no folder of the snapshot")
+        return parent_of(at)
+
+    def _down(self, at: str, followed: int) -> str:
+        if len(at) > PATH_BYTES_MAX:
+            raise _Nowhere("the link leads nowhere")
+        if at not in self._links:
+            return at
+        end = self.of(at, followed + 1)
+        if isinstance(end, _Nowhere):
+            raise end
+        return end

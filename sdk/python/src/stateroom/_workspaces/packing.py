@@ -108,11 +108,13 @@ class Packing:
         found: What is in it.
         base: An earlier snapshot, whose content is referred to.
         there: Those of its artifacts that are still there, by pointer.
+        ignore: What was left out beside what is named in the folder.
     """
 
-    def __init__(self, root: Root, found: Found, base: Manifest | None, there: set[str]) -> None:
+    def __init__(self, root: Root, found: Found, base: Manifest | None, there: set[str], ignore: list[str]) -> None:
         self._root = root
         self._found = found
+        self._ignore = ignore
         self._sizes: dict[str, int] = {}
         self._places: dict[bytes, _Place] = {}
         self._changed: dict[str, FoundFile | None] = {}
@@ -227,7 +229,9 @@ class Packing:
                 raise InvalidRequest(f"{file.path} changed while the workspace was stored; store it again")
             number = numbers.setdefault(place.pointer, len(numbers))
             entries.append(FileEntry(file.path, file.mode, file.size_bytes, file.digest, number, place.offset))
-        return Manifest("stateroom-workspace/1", [Content(each, self._sizes[each]) for each in numbers], entries)
+        return Manifest(
+            "stateroom-workspace/1", [Content(each, self._sizes[each]) for each in numbers], entries, self._ignore
+        )
 
 
 def _packed(files: list[tuple[FoundFile, bytes]]) -> Pack:

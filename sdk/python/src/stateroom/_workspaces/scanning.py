@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from stateroom._workspaces.folders import PARTIAL_PREFIX, PARTIAL_SUFFIX, Root
+from stateroom._workspaces.folders import PARTIAL, Root
 from stateroom._workspaces.ignoring import IGNORE_BYTES_MAX, IGNORE_FILE, Rules
 from stateroom._workspaces.manifest import (
     ENTRIES_MAX,
@@ -58,36 +58,44 @@ def scan(root: Root, ignore: Iterable[str]) -> Found:
         OSError: Something cannot be read.
     """
     found = Found()
-    for path, each in walk(root, ignore):
-        if len(found.entries) >= ENTRIES_MAX:
+    for each in walk(root, ignore):
+        if len(found.entries) + len(found.left_out) >= ENTRIES_MAX:
             raise InvalidRequest(f"a workspace has at most {ENTRIES_MAX:,} entries; ignore some")
-        mode = stat.S_IMODE(each) & PERMISSIONS
+        mode = stat.S_IMODE(each.mode) & PERMISSIONS
+        if each.unusable:
+            shown = each.path.encode(errors="surrogateescape").decode(errors="replace")
+            found.left_out.append(LeftOut(shown, each.unusable))
+            continue
         try:
-            path.encode()
-            if why := unusable(path):
-                found.left_out.append(LeftOut(path, why))
-            elif stat.S_ISDIR(each):
-                found.entries.append(FolderEntry(path, mode))
-            elif stat.S_ISLNK(each):
-                target = root.target(path)
-                target.encode()
-                found.entries.append(LinkEntry(path, target))
-            elif stat.S_ISREG(each):
-                with root.open(path) as file:
-                    digest, size = digested(file)
-                found.entries.append(FoundFile(path, mode, size, digest))
+            if stat.S_ISDIR(each.mode):
+                found.entries.append(FolderEntry(each.path, mode))
+            elif stat.S_ISLNK(each.mode):
+                found.entries.append(LinkEntry(each.path, root.target(each.path)))
             else:
-                found.left_out.append(LeftOut(path, "is no file, folder or link"))
-        except UnicodeEncodeError:
-            shown = path.encode(errors="surrogateescape").decode(errors="replace")
-            found.left_out.append(LeftOut(shown, "has a name, or leads to one, that is not UTF-8"))
+                with root.open(each.path) as file:
+                    digest, size = digested(file)
+                found.entries.append(FoundFile(each.path, mode, size, digest))
         except FileNotFoundError:
             continue  # it went while others were looked at
     return found
 
 
-def walk(root: Root, ignore: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """The path and the mode of everything that is not ignored; a folder before what is in it."""
+class Walked(msgspec.Struct, frozen=True):
+    """Something in a folder.
+
+    Attributes:
+        path: Where it is.
+        mode: What it is, as `os.stat` says.
+        unusable: Why it cannot be stored, nor what is in it; empty: it can.
+    """
+
+    path: str
+    mode: int
+    unusable: str
+
+
+def walk(root: Root, ignore: Iterable[str]) -> Iterator[Walked]:
+    """Everything that is not ignored; a folder before what is in it."""
     left = [("", Rules.of(ignore))]
     while left:
         folder, rules = left.pop()
@@ -100,18 +108,29 @@ def walk(root: Root, ignore: Iterable[str]) -> Iterator[tuple[str, int]]:
         folders: list[tuple[str, Rules]] = []
         for name in names:
             path = f"{folder}/{name}" if folder else name
-            if name.startswith(PARTIAL_PREFIX) and name.endswith(PARTIAL_SUFFIX):
+            mode = None if PARTIAL.fullmatch(name) else root.mode(path)
+            if mode is None or rules.ignores(path, is_folder=stat.S_ISDIR(mode)):
                 continue
-            try:
-                mode = root.stat(path).st_mode
-            except FileNotFoundError:
-                continue
-            if rules.ignores(path, is_folder=stat.S_ISDIR(mode)):
-                continue
-            yield path, mode
-            if stat.S_ISDIR(mode):
+            why = _unusable(root, path, mode)
+            yield Walked(path, mode, why)
+            if stat.S_ISDIR(mode) and not why:
                 folders.append((path, rules))
         left += reversed(folders)
+
+
+def _unusable(root: Root, path: str, mode: int) -> str:
+    """Why something cannot be stored; empty: it can."""
+    try:
+        path.encode()
+        if stat.S_ISLNK(mode):
+            root.target(path).encode()
+    except UnicodeEncodeError:
+        return "has a name, or leads to one, that is not UTF-8"
+    except FileNotFoundError:
+        pass
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode) and not stat.S_ISLNK(mode):
+        return "is no file, folder or link"
+    return unusable(path) or ""
 
 
 def _ignore_file(root: Root, folder: str) -> str:
