@@ -79,9 +79,14 @@ async def _old_page(store: Store, scope: Scope, thread_id: str, before: str) -> 
     return time.perf_counter() - began
 
 
-async def _bytes(admin: asyncpg.Pool, scope: Scope, thread_id: str) -> tuple[int, int, int]:
-    """Envelopes in the database, and of segments: what their rows took there, and the objects."""
+async def _bytes(admin: asyncpg.Pool, scope: Scope, thread_id: str) -> tuple[int, int, int, int]:
+    """Envelopes in the database, and lists of pieces; of segments: what their rows took there, and the objects."""
     place = (scope.tenant_id, scope.subject_id, thread_id)
+    lists = await admin.fetchval(
+        f"SELECT (SELECT coalesce(sum(octet_length(children)), 0) FROM stateroom.chunks WHERE {_THREAD})"  # noqa: S608
+        f" + (SELECT coalesce(sum(octet_length(piece_ids)), 0) FROM stateroom.checkpoints WHERE {_THREAD})",
+        *place,
+    )
     hot = await admin.fetchval(
         f"SELECT (SELECT coalesce(sum(octet_length(envelope)), 0) FROM stateroom.chunks WHERE {_THREAD})"  # noqa: S608
         f" + (SELECT coalesce(sum(octet_length(manifest)), 0) FROM stateroom.checkpoints WHERE {_THREAD})",
@@ -92,7 +97,7 @@ async def _bytes(admin: asyncpg.Pool, scope: Scope, thread_id: str) -> tuple[int
         f" FROM stateroom.archives WHERE {_THREAD}",
         *place,
     )
-    return int(hot), int(row["envelopes"]), int(row["objects"])
+    return int(hot), int(lists), int(row["envelopes"]), int(row["objects"])
 
 
 def _percentile(lasted: list[float]) -> str:
@@ -144,11 +149,11 @@ async def look(checkpoints: int, window: int) -> None:
                 f"{chat.thread_id}: an old page with state",
                 f"{await _old_page(store, scope, chat.thread_id, old):.3f} s",
             )
-        rows, _, _ = await _bytes(admin, scope, "hot")
-        left, envelopes, objects = await _bytes(admin, scope, "cold")
+        rows, lists, _, _ = await _bytes(admin, scope, "hot")
+        left, _, envelopes, objects = await _bytes(admin, scope, "cold")
         _say("cold: in the database, against hot", f"{left / rows:.3f}")
         _say("cold: envelopes in segments, against all of hot", f"{envelopes / rows:.3f}")
-        _say("cold: objects, against all of hot", f"{objects / rows:.3f}")
+        _say("cold: objects, against envelopes and lists of pieces of hot", f"{objects / (rows + lists):.3f}")
 
 
 async def _old_id(admin: asyncpg.Pool, scope: Scope, thread_id: str) -> str:
