@@ -165,12 +165,12 @@ def test_others_stay_unless_they_are_to_be_removed(client, thread_id, folder):
     assert seen(folder) == before
 
 
-def test_what_is_no_file_is_left_out_and_named(client, thread_id, tmp_path):
+def test_what_is_no_file_is_left_out_and_named(client, thread_id, tmp_path, monkeypatch):
     folder = tmp_path / "w"
     folder.mkdir()
     os.mkfifo(folder / "pipe")
     with socket.socket(socket.AF_UNIX) as listening:
-        os.chdir(folder)
+        monkeypatch.chdir(folder)  # a path of a socket is short
         listening.bind("socket")
     (folder / "a").write_text("a")
     os.close(os.open(os.fsencode(folder) + b"/\xff", os.O_CREAT))
