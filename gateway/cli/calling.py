@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from gateway.cli.connection import Connection, Query
 
 
+_FILE_ATTEMPT_SECONDS = 120.0  # without any progress on the connection
+_FILE_TOTAL_SECONDS = 24 * 3600.0
+
+
 @dataclass(frozen=True, slots=True)
 class Remote:
     """The gateway that a command calls.
@@ -49,6 +53,14 @@ class Remote:
         credential = "STATEROOM_OPERATOR_KEY" if self.operator else "STATEROOM_API_KEY"
         seconds = (attempt_seconds, attempt_seconds if total_seconds is None else total_seconds)
         return Connection.open(self.url, credential=credential, subject=self.subject, seconds=seconds)
+
+    def connect_for_files(self) -> "Connection":
+        """Open a connection over which large files go, on slow lines, too.
+
+        Raises:
+            Failure: As `connect`.
+        """
+        return self.connect(attempt_seconds=_FILE_ATTEMPT_SECONDS, total_seconds=_FILE_TOTAL_SECONDS)
 
     def path(self, *segments: str) -> list[str]:
         """The path of what the tenant and the deployment each have: the tenant's own, or the deployment's."""

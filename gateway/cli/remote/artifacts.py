@@ -25,8 +25,6 @@ _ARTIFACTS = Listing(
     },
     empty="No artifacts.",
 )
-_ATTEMPT_SECONDS = 120.0  # without any progress on the connection
-_TOTAL_SECONDS = 24 * 3600.0  # a large file over a slow line
 
 
 def _path(artifact_id: str) -> list[str]:
@@ -65,7 +63,7 @@ def artifact_upload(
     """Store a file in a thread, which is made if there is none."""
     from stateroom.errors import StateroomError
 
-    with remote.connect(attempt_seconds=_ATTEMPT_SECONDS, total_seconds=_TOTAL_SECONDS) as connection:
+    with remote.connect_for_files() as connection:
         with connection.sdk() as client:
             try:
                 stored = client.artifacts.upload(thread_id, file, progress=render.bytes_progress(), **asdict(how))
@@ -83,8 +81,7 @@ def artifact_upload(
 @as_silent_subject
 def artifact_download(*, artifact_id: str, target: Path, remote: Remote) -> None:
     """Bring an artifact's content to a file (or - for stdout) and check its digest; goes on where it broke off."""
-    connecting = remote.connect(attempt_seconds=_ATTEMPT_SECONDS, total_seconds=_TOTAL_SECONDS)
-    with connecting as connection, connection.sdk() as client:
+    with remote.connect_for_files() as connection, connection.sdk() as client:
         if str(target) == "-":
             client.artifacts.download(artifact_id, render.results().buffer)
             render.results().buffer.flush()

@@ -15,9 +15,6 @@ from gateway.cli.calling import Remote, as_subject, confirm, yes_option
 from gateway.cli.failure import ExitCode, Failure
 from gateway.cli.parameters import gathered
 
-_ATTEMPT_SECONDS = 120.0  # without any progress on the connection
-_TOTAL_SECONDS = 24 * 3600.0  # a large folder over a slow line
-
 _key_option = click.option(
     "--key", default="workspace", show_default=True, help="The state's key that names the snapshot."
 )
@@ -54,8 +51,7 @@ def workspace_store(*, thread_id: str, folder: Path, what: _Store, remote: Remot
     A store that broke off goes on when it is run again. --no-save prints what to put into a state: for a thread of a
     framework, which saves its own checkpoints.
     """
-    connecting = remote.connect(attempt_seconds=_ATTEMPT_SECONDS, total_seconds=_TOTAL_SECONDS)
-    with connecting as connection, connection.sdk() as client:
+    with remote.connect_for_files() as connection, connection.sdk() as client:
         thread = client.thread(thread_id)
         head = thread.load() if what.save else None
         try:
@@ -66,12 +62,9 @@ def workspace_store(*, thread_id: str, folder: Path, what: _Store, remote: Remot
             raise _unusable(folder, error) from None
         told: dict[str, Any] = {"value": snapshot.value, "stored_bytes": snapshot.stored_bytes}
         if what.save:
-            save = (
-                thread.save({what.key: snapshot.value})
-                if head is None
-                else thread.patch(set={what.key: snapshot.value})
-            )
-            told = {"checkpoint_id": save.checkpoint_id, **told}
+            named = {what.key: snapshot.value}
+            saved = thread.save(named) if head is None else thread.patch(set=named)
+            told = {"checkpoint_id": saved.checkpoint_id, **told}
     _say_left_out(snapshot.left_out, "Not stored")
     remote.print_record(told)
 
@@ -100,8 +93,7 @@ def workspace_restore(*, thread_id: str, folder: Path, what: _Restore, assume_ye
     """Make a folder what it was in a checkpoint. What is there with its content is not fetched."""
     if what.remove_others:
         confirm(f"Remove what the snapshot does not have from {render.safe(str(folder))}?", assume_yes)
-    connecting = remote.connect(attempt_seconds=_ATTEMPT_SECONDS, total_seconds=_TOTAL_SECONDS)
-    with connecting as connection, connection.sdk() as client:
+    with remote.connect_for_files() as connection, connection.sdk() as client:
         thread = client.thread(thread_id)
         head = thread.load() if what.checkpoint_id is None else thread.at(what.checkpoint_id)
         if head is None or what.key not in head.state:

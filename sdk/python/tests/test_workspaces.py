@@ -151,7 +151,7 @@ def restored(top, *entries, **options):
     try:
         for wanted in restoring.begin():
             for each in wanted.files:
-                with restoring.write(each) as file:
+                with restoring.new(each) as file:
                     file.write(b"x")
                     file.finish()
         return restoring.finish()
@@ -255,7 +255,7 @@ def test_what_is_ignored_now_or_then_or_was_never_stored_is_not_removed(tmp_path
     entry = a_file(".gitignore", size_bytes=len(old), digest=hashlib.sha256(old).digest())
     restoring = Restoring(top, Manifest(FORMAT, [Content("p", 9)], [entry], ["*.own"]), remove_others=True, ignore=())
     ((wanted,),) = ([each.files for each in restoring.begin()],)
-    with restoring.write(wanted[0]) as file:
+    with restoring.new(wanted[0]) as file:
         file.write(old)
         file.finish()
     assert restoring.finish().removed == ["c"]

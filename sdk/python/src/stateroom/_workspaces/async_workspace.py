@@ -28,7 +28,7 @@ from stateroom._workspaces.manifest import (
 from stateroom._workspaces.packing import LargeFile, Pack, Packing, Source
 from stateroom._workspaces.restoring import Restoring, Wanted
 from stateroom._workspaces.scanning import BLOCK_BYTES, scan
-from stateroom.async_artifacts import AsyncArtifacts
+from stateroom.async_artifacts import AsyncArtifactFile, AsyncArtifacts
 from stateroom.errors import ArtifactNotFound, DigestMismatch, InvalidRequest, UploadIncomplete, UploadNotFound
 from stateroom.types import Artifact
 
@@ -228,21 +228,27 @@ class AsyncWorkspace:
         async with await self._artifacts.open(wanted.pointer) as content:
             before: FileEntry | None = None
             for file in wanted.files:
-                same, before = before, file
-                if await asyncio.to_thread(restoring.copy, file, same):
-                    continue
-                await content.seek(file.offset)
-                with await asyncio.to_thread(restoring.write, file) as target:
-                    digest, left = hashlib.sha256(), file.size_bytes
-                    while left and (block := await content.read(min(left, BLOCK_BYTES))):
-                        digest.update(block)
-                        await asyncio.to_thread(target.write, block)
-                        left -= len(block)
-                    if digest.digest() != file.digest:
-                        raise DigestMismatch(f"{file.path} is not what the snapshot says")
-                    await asyncio.to_thread(target.finish)
+                copied = False
+                if before is not None and before.digest == file.digest:
+                    copied = await asyncio.to_thread(restoring.copy, file, before)
+                if not copied:
+                    await self._fetch_file(restoring, content, file)
+                restoring.wrote(file)
+                before = file
                 if progress is not None:
                     progress(restoring.there_bytes, restoring.size_bytes)
+
+    async def _fetch_file(self, restoring: Restoring, content: AsyncArtifactFile, file: FileEntry) -> None:
+        await content.seek(file.offset)
+        with await asyncio.to_thread(restoring.new, file) as target:
+            digest, left = hashlib.sha256(), file.size_bytes
+            while left and (block := await content.read(min(left, BLOCK_BYTES))):
+                digest.update(block)
+                await asyncio.to_thread(target.write, block)
+                left -= len(block)
+            if digest.digest() != file.digest:
+                raise DigestMismatch(f"{file.path} is not what the snapshot says")
+            await asyncio.to_thread(target.finish)
 
 
 def _snapshot_of(snapshot: WorkspaceSnapshot | Mapping[str, Any]) -> WorkspaceSnapshot:

@@ -29,7 +29,26 @@ _OWN = 0o700
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO}
 
 
-class Root:
+class _Closed:
+    """Something that is closed when it is left, or when nobody has it any more."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of it; again: nothing."""
+        raise NotImplementedError
+
+
+class Root(_Closed):
     """A folder that is read or written below.
 
     Closed, nothing is found below it: also not by a thread that still works there.
@@ -51,14 +70,6 @@ class Root:
             raise InvalidRequest("workspaces need a system that opens files relative to folders, such as Linux")
         self._top = os.open(Path(folder), _FOLDER & ~os.O_NOFOLLOW)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Let go of the folder."""
         with self._lock:
@@ -66,9 +77,6 @@ class Root:
             self._forget()
         if top is not None:
             os.close(top)
-
-    def __del__(self) -> None:
-        self.close()
 
     def _forget(self) -> None:
         if self._last is not None:
@@ -198,7 +206,7 @@ class Root:
         return True
 
 
-class NewFile:
+class NewFile(_Closed):
     """A file that takes its name when it is whole; left before, nothing of it stays.
 
     Args:
@@ -211,28 +219,13 @@ class NewFile:
     """
 
     def __init__(self, root: Root, path: str, mode: int) -> None:
+        self._folder = -1
         self._name, self._mode = _name(path), mode
         self._partial = f".stateroom-{secrets.token_hex(8)}.part"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with root.folder(parent_of(path)) as fd:
+            self._file = os.fdopen(os.open(self._partial, flags, 0o600, dir_fd=fd), "wb")
             self._folder = os.dup(fd)
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._file = os.fdopen(os.open(self._partial, flags, 0o600, dir_fd=self._folder), "wb")
-        except BaseException:
-            os.close(self._folder)
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_file"):
-            self.close()
 
     def close(self) -> None:
         """Let go of it; what was not finished is removed."""

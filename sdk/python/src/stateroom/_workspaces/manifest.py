@@ -253,17 +253,17 @@ def leading_out(entries: Iterable[Entry]) -> list[LeftOut]:
             links[each.path] = each.target
         elif isinstance(each, FolderEntry):
             folders.add(each.path)
-    ends = _Ends(links, folders)
-    found = ((path, ends.of(path)) for path in links)
-    return [LeftOut(path, end.why) for path, end in found if isinstance(end, _Nowhere)]
+    ends, left_out = _Ends(links, folders), list[LeftOut]()
+    for path in links:
+        try:
+            ends.of(path)
+        except _Nowhere as nowhere:
+            left_out.append(LeftOut(path, str(nowhere)))
+    return left_out
 
 
 class _Nowhere(Exception):
-    """A link does not end in the folder; ``why``."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
+    """A link does not end in the folder; says why."""
 
 
 class _Ends:
@@ -275,17 +275,26 @@ class _Ends:
     def __init__(self, links: Mapping[str, str], folders: AbstractSet[str]) -> None:
         self._links = links
         self._folders = folders
-        self._known: dict[str, str | _Nowhere] = {}
+        self._ends: dict[str, str] = {}
+        self._nowhere: dict[str, str] = {}
 
-    def of(self, path: str, followed: int = 1) -> str | _Nowhere:
-        """The path at which a link ends."""
-        if path not in self._known:
-            self._known[path] = _Nowhere("the link leads nowhere")  # as long as it is followed: it is met again
+    def of(self, path: str, followed: int = 1) -> str:
+        """The path at which a link ends.
+
+        Raises:
+            _Nowhere: It does not end in the folder.
+        """
+        if path in self._nowhere:
+            raise _Nowhere(self._nowhere[path])
+        if path not in self._ends:
+            self._nowhere[path] = "the link leads nowhere"  # as long as it is followed: it is met again
             try:
-                self._known[path] = self._followed(path, followed)
+                self._ends[path] = self._followed(path, followed)
             except _Nowhere as nowhere:
-                self._known[path] = nowhere
-        return self._known[path]
+                self._nowhere[path] = str(nowhere)
+                raise
+            del self._nowhere[path]
+        return self._ends[path]
 
     def _followed(self, path: str, followed: int) -> str:
         target, at = self._links[path], parent_of(path)
@@ -297,7 +306,10 @@ class _Ends:
             if name == "..":
                 at = self._up(at)
             elif name not in {"", "."}:
-                at = self._down(f"{at}/{name}" if at else name, followed)
+                at = f"{at}/{name}" if at else name
+                if len(at) > PATH_BYTES_MAX:
+                    raise _Nowhere("the link leads nowhere")
+                at = self.of(at, followed + 1) if at in self._links else at
         return at
 
     def _up(self, at: str) -> str:
@@ -306,13 +318,3 @@ class _Ends:
         if at not in self._folders:
             raise _Nowhere(f"the link leads over {at!r}, which is no folder of the snapshot")
         return parent_of(at)
-
-    def _down(self, at: str, followed: int) -> str:
-        if len(at) > PATH_BYTES_MAX:
-            raise _Nowhere("the link leads nowhere")
-        if at not in self._links:
-            return at
-        end = self.of(at, followed + 1)
-        if isinstance(end, _Nowhere):
-            raise end
-        return end

@@ -97,7 +97,6 @@ class _Place(msgspec.Struct, frozen=True):
 
     pointer: str
     offset: int
-    size_bytes: int
 
 
 class Packing:
@@ -109,6 +108,10 @@ class Packing:
         base: An earlier snapshot, whose content is referred to.
         there: Those of its artifacts that are still there, by pointer.
         ignore: What was left out beside what is named in the folder.
+
+    Attributes:
+        size_bytes: What the files take.
+        stored_bytes: How much content was not there before.
     """
 
     def __init__(self, root: Root, found: Found, base: Manifest | None, there: set[str], ignore: list[str]) -> None:
@@ -118,36 +121,34 @@ class Packing:
         self._sizes: dict[str, int] = {}
         self._places: dict[bytes, _Place] = {}
         self._changed: dict[str, FoundFile | None] = {}
-        self._wanted = {each.digest: each.size_bytes for each in found.entries if isinstance(each, FoundFile)}
+        self.size_bytes = sum(each.size_bytes for each in self._files())
         if base is not None:
             self._refer_to(base, there)
         self.stored_bytes = 0
 
-    @property
-    def size_bytes(self) -> int:
-        """What the files take."""
-        return sum(each.size_bytes for each in self._found.entries if isinstance(each, FoundFile))
+    def _files(self) -> Iterator[FoundFile]:
+        return (each for each in self._found.entries if isinstance(each, FoundFile))
 
     def _refer_to(self, base: Manifest, there: set[str]) -> None:
         """Use the content that a snapshot has, but not for the sake of a small part of an artifact."""
+        wanted = {each.digest for each in self._files()}
         used: Counter[int] = Counter()
         places: dict[bytes, FileEntry] = {}
         for each in base.entries:
-            if isinstance(each, FileEntry) and each.digest in self._wanted and each.digest not in places:
+            if isinstance(each, FileEntry) and each.digest in wanted and each.digest not in places:
                 places[each.digest] = each
                 used[each.content] += each.size_bytes
         for digest, each in places.items():
             content = base.contents[each.content] if each.size_bytes else None
             if content is None or content.pointer not in there or 2 * used[each.content] < content.size_bytes:
                 continue
-            self._places[digest] = _Place(content.pointer, each.offset, each.size_bytes)
+            self._places[digest] = _Place(content.pointer, each.offset)
             self._sizes[content.pointer] = content.size_bytes
 
     @property
     def settled_bytes(self) -> int:
         """What of the files needs no sending, or was sent."""
-        files = (each for each in self._found.entries if isinstance(each, FoundFile))
-        return sum(each.size_bytes for each in files if each.digest in self._places)
+        return sum(each.size_bytes for each in self._files() if each.digest in self._places)
 
     def sources(self) -> Iterator[Source]:
         """What has to be stored, one after the other; each is `settled` before the next one is asked for.
@@ -156,8 +157,8 @@ class Packing:
             OSError: A file cannot be read.
         """
         pack, taken, size = list[tuple[FoundFile, bytes]](), set[bytes](), 0
-        for each in self._found.entries:
-            if not isinstance(each, FoundFile) or each.digest in self._places or not each.size_bytes:
+        for each in self._files():
+            if each.digest in self._places or not each.size_bytes:
                 continue
             if each.size_bytes >= ALONE_BYTES_MIN:
                 yield LargeFile(_name_of(each.digest), each.digest, self._root, [each])
@@ -197,14 +198,13 @@ class Packing:
             self.stored_bytes += artifact.size_bytes
         if isinstance(source, Pack):
             for each in source.files:
-                place = _Place(artifact.pointer, source.places[each.digest], each.size_bytes)
-                self._places[each.digest] = place
+                self._places[each.digest] = _Place(artifact.pointer, source.places[each.digest])
         else:
             digest = digest_of_field(artifact.digest) or b""
             (file,) = source.files
             if digest != source.digest:  # it was written to meanwhile: what arrived counts
                 self._changed[file.path] = FoundFile(file.path, file.mode, artifact.size_bytes, digest)
-            self._places[digest] = _Place(artifact.pointer, 0, artifact.size_bytes)
+            self._places[digest] = _Place(artifact.pointer, 0)
 
     def gone(self, source: Source) -> None:
         """Say that a file went before it was read."""

@@ -95,8 +95,9 @@ class Restoring:
             if self._has(file):
                 self.there_bytes += file.size_bytes
             elif not file.size_bytes:
-                with self.write(file) as empty:
+                with self.new(file) as empty:
                     empty.finish()
+                self.wrote(file)
             else:
                 wanted.setdefault(file.content, []).append(file)
         return [
@@ -138,26 +139,27 @@ class Restoring:
             return False  # it is not there, is something else, or cannot be read: it is written
         return True
 
-    def write(self, file: FileEntry) -> NewFile:
-        """A file that has to be written; it counts as written from now on.
+    def new(self, file: FileEntry) -> NewFile:
+        """A file that has to be written.
 
         Raises:
             OSError: It cannot be.
         """
+        return NewFile(self._root, file.path, file.mode)
+
+    def wrote(self, file: FileEntry) -> None:
+        """Say that a file was written."""
         self.written += 1
         self.written_bytes += file.size_bytes
         self.there_bytes += file.size_bytes
-        return NewFile(self._root, file.path, file.mode)
 
-    def copy(self, file: FileEntry, other: FileEntry | None) -> bool:
-        """Write a file with the content of another one that was written; false: it has another one, or changed."""
-        if other is None or other.digest != file.digest:
-            return False
+    def copy(self, file: FileEntry, other: FileEntry) -> bool:
+        """Write a file with the content of an equal one that was written; false: that changed meanwhile."""
         try:
             content = self._root.open(other.path)
         except FileNotFoundError:
             return False
-        with content, NewFile(self._root, file.path, file.mode) as new:
+        with content, self.new(file) as new:
             digest = hashlib.sha256()
             while block := content.read(BLOCK_BYTES):
                 digest.update(block)
@@ -165,9 +167,6 @@ class Restoring:
             if digest.digest() != file.digest:
                 return False
             new.finish()
-        self.written += 1
-        self.written_bytes += file.size_bytes
-        self.there_bytes += file.size_bytes
         return True
 
     def finish(self) -> WorkspaceRestored:

@@ -70,7 +70,7 @@ def scan(root: Root, ignore: Iterable[str]) -> Found:
             if stat.S_ISDIR(each.mode):
                 found.entries.append(FolderEntry(each.path, mode))
             elif stat.S_ISLNK(each.mode):
-                found.entries.append(LinkEntry(each.path, root.target(each.path)))
+                found.entries.append(LinkEntry(each.path, each.target))
             else:
                 with root.open(each.path) as file:
                     digest, size = digested(file)
@@ -86,11 +86,13 @@ class Walked(msgspec.Struct, frozen=True):
     Attributes:
         path: Where it is.
         mode: What it is, as `os.stat` says.
+        target: What it says, if it is a link.
         unusable: Why it cannot be stored, nor what is in it; empty: it can.
     """
 
     path: str
     mode: int
+    target: str
     unusable: str
 
 
@@ -108,26 +110,26 @@ def walk(root: Root, ignore: Iterable[str]) -> Iterator[Walked]:
         folders: list[tuple[str, Rules]] = []
         for name in names:
             path = f"{folder}/{name}" if folder else name
-            mode = None if PARTIAL.fullmatch(name) else root.mode(path)
-            if mode is None or rules.ignores(path, is_folder=stat.S_ISDIR(mode)):
+            try:
+                mode = root.stat(path).st_mode
+                target = root.target(path) if stat.S_ISLNK(mode) else ""
+            except FileNotFoundError:
                 continue
-            why = _unusable(root, path, mode)
-            yield Walked(path, mode, why)
+            if PARTIAL.fullmatch(name) or rules.ignores(path, is_folder=stat.S_ISDIR(mode)):
+                continue
+            why = _unusable(path, mode, target)
+            yield Walked(path, mode, target, why)
             if stat.S_ISDIR(mode) and not why:
                 folders.append((path, rules))
         left += reversed(folders)
 
 
-def _unusable(root: Root, path: str, mode: int) -> str:
+def _unusable(path: str, mode: int, target: str) -> str:
     """Why something cannot be stored; empty: it can."""
     try:
-        path.encode()
-        if stat.S_ISLNK(mode):
-            root.target(path).encode()
+        f"{path}{target}".encode()
     except UnicodeEncodeError:
         return "has a name, or leads to one, that is not UTF-8"
-    except FileNotFoundError:
-        pass
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode) and not stat.S_ISLNK(mode):
         return "is no file, folder or link"
     return unusable(path) or ""

@@ -28,7 +28,7 @@ from stateroom._workspaces.manifest import (
 from stateroom._workspaces.packing import LargeFile, Pack, Packing, Source
 from stateroom._workspaces.restoring import Restoring, Wanted
 from stateroom._workspaces.scanning import BLOCK_BYTES, scan
-from stateroom.artifacts import Artifacts
+from stateroom.artifacts import ArtifactFile, Artifacts
 from stateroom.errors import ArtifactNotFound, DigestMismatch, InvalidRequest, UploadIncomplete, UploadNotFound
 from stateroom.types import Artifact
 
@@ -226,21 +226,27 @@ class Workspace:
         with self._artifacts.open(wanted.pointer) as content:
             before: FileEntry | None = None
             for file in wanted.files:
-                same, before = before, file
-                if restoring.copy(file, same):
-                    continue
-                content.seek(file.offset)
-                with restoring.write(file) as target:
-                    digest, left = hashlib.sha256(), file.size_bytes
-                    while left and (block := content.read(min(left, BLOCK_BYTES))):
-                        digest.update(block)
-                        target.write(block)
-                        left -= len(block)
-                    if digest.digest() != file.digest:
-                        raise DigestMismatch(f"{file.path} is not what the snapshot says")
-                    target.finish()
+                copied = False
+                if before is not None and before.digest == file.digest:
+                    copied = restoring.copy(file, before)
+                if not copied:
+                    self._fetch_file(restoring, content, file)
+                restoring.wrote(file)
+                before = file
                 if progress is not None:
                     progress(restoring.there_bytes, restoring.size_bytes)
+
+    def _fetch_file(self, restoring: Restoring, content: ArtifactFile, file: FileEntry) -> None:
+        content.seek(file.offset)
+        with restoring.new(file) as target:
+            digest, left = hashlib.sha256(), file.size_bytes
+            while left and (block := content.read(min(left, BLOCK_BYTES))):
+                digest.update(block)
+                target.write(block)
+                left -= len(block)
+            if digest.digest() != file.digest:
+                raise DigestMismatch(f"{file.path} is not what the snapshot says")
+            target.finish()
 
 
 def _snapshot_of(snapshot: WorkspaceSnapshot | Mapping[str, Any]) -> WorkspaceSnapshot:
