@@ -26,8 +26,8 @@ from storage.tiers.views import pieces_bytes
 
 # One segment: a page of history asks for few, and a flip holds the thread's lock for as many rows.
 SEGMENT_CHECKPOINTS_MAX: Final = 1000
-# A volume is closed when so much was added after its first segment, and the next one repeats at most this part of it:
-# what all volumes repeat is less than 0.375 / (1 - 0.375) = 0.6 of what is in them once.
+# A volume is closed when so much was added after its first segment, and the next segment repeats at most this part of
+# it: what all volumes repeat is less than 0.375 / (1 - 0.375) = 0.6 of what is in them once.
 VOLUME_BYTES_MIN: Final = 8 * 1024 * 1024
 REPEATED_PART_MAX: Final = 0.375
 # What a reader of a checkpoint holds of its volume: less than it may, because that of an archived thread holds the

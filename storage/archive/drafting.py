@@ -112,19 +112,14 @@ async def drafted(
     return Draft(rows, refs)
 
 
-async def repeated_bytes(transaction: Transaction, thread_id: str, ref: CheckpointRef, volume: Volume) -> int:
-    """What a segment that begins with a checkpoint would repeat of a volume, as the first of another, in bytes.
+async def repeated_bytes(transaction: Transaction, thread_id: str, draft: Draft, volume: Volume) -> int:
+    """What a segment with these rows would repeat of a volume, if it were the first of another, in bytes.
 
     Raises:
         IntegrityFailure: A piece is not stored.
     """
-    names, ids = columns_of([ref])
-    named: set[bytes] = set()
-    for table in (CHECKPOINTS, PENDING_WRITES):
-        rows: Sequence[Any] = await transaction.fetch_all(
-            sql.OF[table], thread_id=thread_id, namespaces=names, checkpoint_ids=ids
-        )
-        named.update(each for row in rows for each in unpack_ids(row.piece_ids))
+    rows = (row for table in (CHECKPOINTS, PENDING_WRITES) for row in draft.rows.of(table))
+    named = {each for row in rows for each in unpack_ids(row["piece_ids"])}
     return await _NewPieces(transaction, thread_id, frozenset()).bytes_in(named, volume.piece_ids)
 
 

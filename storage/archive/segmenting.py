@@ -369,11 +369,13 @@ class _Moving:
         """Move as many of these as one segment has; returns how many, and the volume that it is in."""
         (choice, known), (number, volume), bounds = chosen, place, self.bounds
         async with self.sealing.unit_of_work.snapshot(request.scope) as transaction:
-            if bounds.is_full(volume):
-                repeated = await repeated_bytes(transaction, request.thread_id, run[0], volume)
-                volume = Volume() if bounds.may_repeat(volume, repeated) else volume
             draft = await drafted(transaction, request.thread_id, plan, run, volume, bounds.checkpoints_max)
-            if volume.number and not bounds.has_room(volume, draft.memory_bytes):
+            if bounds.is_full(volume) and bounds.may_repeat(
+                volume, await repeated_bytes(transaction, request.thread_id, draft, volume)
+            ):
+                volume = Volume()
+                draft = await drafted(transaction, request.thread_id, plan, run, volume, bounds.checkpoints_max)
+            elif volume.number and not bounds.has_room(volume, draft.memory_bytes):
                 apart = await drafted(transaction, request.thread_id, plan, run, Volume(), bounds.checkpoints_max)
                 if bounds.repays(volume, draft.memory_bytes, apart.memory_bytes):
                     volume, draft = Volume(), apart

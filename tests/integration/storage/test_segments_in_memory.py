@@ -1,5 +1,6 @@
 """What a read over segments holds: a volume is readable by itself, and a page that would hold too much ends early."""
 
+import os
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
@@ -62,6 +63,13 @@ class MovedMeanwhile(ArchiveViews):
             yield view
 
 
+class Full(SegmentBounds):
+    """Any volume is full; what the next one repeats decides."""
+
+    def is_full(self, volume):
+        return bool(volume.number)
+
+
 async def sized(admin, scope):
     """The segments of the thread, with what is in them, in the order in which they were made."""
     found = [SimpleNamespace(**row) for row in await rows(admin, scope, "t1", "archives")]
@@ -109,6 +117,21 @@ async def test_a_read_begins_again_for_a_segment_that_formed_after_it_took_its_m
     views = MovedMeanwhile(store, move_within(SegmentBounds(checkpoints_max=STEPS), store, scope, OLD))
     checkpoints = Checkpoints(Access(parts_of(store, store.unit_of_work, SystemClock()), views=views))
     assert await pages(checkpoints, scope, **query) == hot
+
+
+@pytest.mark.parametrize(("grows", "volumes"), [(True, {1}), (False, {1, 2, 3})])
+async def test_a_volume_goes_on_while_any_checkpoint_of_the_next_segment_names_much_of_it(
+    store, scope, admin, grows, volumes
+):
+    messages = []
+    for _ in range(3):
+        for number in range(4):
+            messages = [*messages, os.urandom(20_000)] if grows else [os.urandom(20_000)]
+            # The first of each segment names nothing that was there before.
+            await save(store, scope, content=state(n=os.urandom(2000)))
+            await save(store, scope, content=state(messages=messages), namespace="sub", step=number)
+        await move_within(Full(), store, scope, OLD)
+    assert {each.volume for each in await sized(admin, scope)} == volumes
 
 
 async def test_a_volume_closes_before_a_reader_could_not_hold_it(store, scope, admin, ids):
