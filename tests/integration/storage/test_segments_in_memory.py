@@ -123,10 +123,10 @@ async def test_a_read_begins_again_for_a_segment_that_formed_after_it_took_its_m
 async def test_a_volume_goes_on_while_any_checkpoint_of_the_next_segment_names_much_of_it(
     store, scope, admin, grows, volumes
 ):
-    messages = []
+    messages = [os.urandom(5000) for _ in range(100)]
     for _ in range(3):
         for number in range(4):
-            messages = [*messages, os.urandom(20_000)] if grows else [os.urandom(20_000)]
+            messages = [*messages, os.urandom(5000)] if grows else [os.urandom(5000)]
             # The first of each segment names nothing that was there before.
             await save(store, scope, content=state(n=os.urandom(2000)))
             await save(store, scope, content=state(messages=messages), namespace="sub", step=number)
