@@ -158,14 +158,18 @@ class Features:
             done: What is asked for, as a sentence without its end.
 
         Raises:
-            FeatureOff: a process of an older build may run.
+            FeatureOff: a process of an older build may run, or not all act on it yet.
             BuildTooOld, CryptoError, IntegrityFailure, Unavailable: as `ready` and `is_on`.
         """
         await self.ready()
         if not self.is_on(feature):
             await self.refresh()
-        if not self.is_on(feature):
-            raise FeatureOff(f"{done} once no older gateway or worker runs: stateroom db finish-upgrade")
+        if self.is_on(feature):
+            return
+        if feature.name in self._since:
+            since = f"{self._since[feature.name]:%H:%M:%S}"
+            raise FeatureOff(f"{done} from {since} UTC on: it was switched on a moment ago; try again then")
+        raise FeatureOff(f"{done} once no older gateway or worker runs: stateroom db finish-upgrade")
 
     def since(self) -> dict[str, datetime]:
         """What is switched on and since when, which may lie ahead; what is damaged is left out."""

@@ -9,9 +9,9 @@ import asyncpg
 import pytest
 
 from storage.clock import ManualClock
-from storage.control.features import CONTROL_ROW_FORMATS, KNOWN, LEAD_SECONDS
+from storage.control.features import CONTROL_ROW_FORMATS, KNOWN, LEAD_SECONDS, SEGMENTS
 from storage.control.processes import FORGOTTEN_SECONDS, GONE_SECONDS
-from storage.errors import BuildTooOld, IntegrityFailure, OlderProcess, SetupError
+from storage.errors import BuildTooOld, FeatureOff, IntegrityFailure, OlderProcess, SetupError
 from storage.postgres.engine import UNREGISTERED_APPLICATION_NAME
 from storage.postgres.statement import Statement
 from storage.scope import OperatorScope
@@ -91,6 +91,17 @@ async def test_another_process_hears_of_it(store, opened, clock):
         after_the_lead(clock)
         await other.features.refresh()
         assert other.features.is_on(CONTROL_ROW_FORMATS)
+
+
+async def test_who_comes_before_a_feature_is_on_everywhere_is_told_when_it_will_be(store, clock):
+    with pytest.raises(FeatureOff, match="stateroom db finish-upgrade"):
+        await store.features.require(SEGMENTS, "checkpoints move")
+    await store.upgrades.finish()
+    since = clock.now() + timedelta(seconds=LEAD_SECONDS)
+    with pytest.raises(FeatureOff, match=f"checkpoints move from {since:%H:%M:%S} UTC on"):
+        await store.features.require(SEGMENTS, "checkpoints move")
+    after_the_lead(clock)
+    await store.features.require(SEGMENTS, "checkpoints move")
 
 
 async def test_an_older_process_is_waited_for_until_it_is_gone(store, admin):
