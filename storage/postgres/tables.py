@@ -428,6 +428,36 @@ _subject_table(
     _index("artifact_refs_by_thread", "tenant_id subject_id thread_id"),
 )
 
+_subject_table(
+    "item_scopes",
+    "",
+    *_columns(BigInteger, "sequence"),
+    *_columns(LargeBinary, "seal"),
+)
+
+_subject_table(
+    "item_paths",
+    "path_id",
+    *_columns(LargeBinary, "path_id"),
+    *_columns(LargeBinary, "share_check", nullable=True),
+    *_columns(BigInteger, "sequence"),
+    *_columns(LargeBinary, "seal", "labels"),
+)
+
+_subject_table(
+    "items",
+    "path_id key_id",
+    *_columns(LargeBinary, "path_id", "key_id"),
+    *_columns(BigInteger, "revision"),
+    *_columns(Integer, "ttl_seconds", nullable=True),
+    *_columns(MOMENT, "created_at", "updated_at"),
+    *_columns(MOMENT, "expires_at", nullable=True),
+    *_columns(LargeBinary, "member", "envelope"),
+    _index("items_by_update", "tenant_id subject_id updated_at path_id key_id"),
+    _index("items_by_update_of_path", "tenant_id subject_id path_id updated_at key_id"),
+    _index("items_by_expiry", "tenant_id expires_at subject_id", where="expires_at IS NOT NULL"),
+)
+
 _tenant_table(
     "blob_usage",
     "",
