@@ -41,6 +41,10 @@ class Kind(IntEnum):
     HEAD = 0x15
     IDEMPOTENCY = 0x16
     SEGMENT = 0x17
+    ITEM = 0x18
+    ITEM_LABELS = 0x19
+    ITEM_PATH = 0x1A
+    ITEM_SCOPE = 0x1B
     BLOB_PART = 0x20
     SUBJECT_KEY = 0x30
     TENANT_KEY = 0x31

@@ -304,6 +304,7 @@ TABLE: dict[type[Exception], Kind] = {
     storage_errors.CheckpointNotFound: Kind(
         404, "checkpoint-not-found", "The thread and namespace have no such checkpoint."
     ),
+    storage_errors.ItemNotFound: Kind(404, "item-not-found", "The subject has no such item, or its time is over."),
     storage_errors.ArtifactNotFound: Kind(404, "artifact-not-found", "The subject has no such artifact."),
     storage_errors.UploadNotFound: Kind(
         404, "upload-not-found",
@@ -361,6 +362,10 @@ TABLE: dict[type[Exception], Kind] = {
     storage_errors.LegalHold: Kind(
         409, "legal-hold",
         "A hold keeps the thread, its agent or the tenant: nothing can be removed before a tenant:admin lifts it.",
+    ),
+    storage_errors.ItemPathsExceeded: Kind(
+        409, "item-paths-exceeded",
+        "The subject has 10,000 paths of items: delete what is in some, or tell things apart by keys instead of paths.",
     ),
     storage_errors.RetentionPoliciesExceeded: _CONFLICT,
     storage_errors.SavePoliciesExceeded: _CONFLICT,
@@ -491,6 +496,12 @@ TABLE: dict[type[Exception], Kind] = {
     storage_errors.HeadExists: Kind(
         412, "head-exists",
         "If-None-Match: * is for a namespace without checkpoints. Load the head (head_id) and save on top of it.",
+    ),
+    storage_errors.ItemMoved: Kind(
+        412, "item-moved", "Read the item (it is at revision; null: there is none), apply your change again, put it."
+    ),
+    storage_errors.ItemExists: Kind(
+        412, "item-exists", "There is an item of this path and key (at revision): read it, or put it without condition."
     ),
     storage_errors.PreconditionRequired: Kind(
         428, "precondition-required",
@@ -636,6 +647,8 @@ def describe(error: Exception, *, public_url: str, request_id: str) -> tuple[Pro
             problem.errors = [Fault(detail=str(error), pointer=error.pointer)]
         case storage_errors.HeadMoved():
             problem.head_id = error.head_id
+        case storage_errors.ItemMoved():
+            problem.revision = error.revision
         case storage_errors.ThreadArchived():
             problem.state = error.state
             problem.progress = UNSET if error.progress is None else error.progress
@@ -709,7 +722,8 @@ in seconds. The `type` is the deployment's `/docs#<code>`.
 |---|---|---|---|
 {rows}
 
-`head-moved` and `head-exists` carry `head_id`, the head there is now (null: none). `limit-exceeded`, `body-too-large`,
+`head-moved` and `head-exists` carry `head_id`, the head there is now (null: none), `item-moved` and `item-exists`
+carry `revision`, that of the item (null: there is none). `limit-exceeded`, `body-too-large`,
 `state-too-large` and an `invalid-request` that is too long or too much carry `limit`, the name of the limit, and
 `quota-exceeded` the name of the quota.
 `invalid-request` names everything at once that is wrong with the form of a body, or with a query: members that are

@@ -151,6 +151,10 @@ class LastAdminKey(Conflict):
     """It is the last key that administers this; without it nobody here makes or revokes keys."""
 
 
+class ItemPathsExceeded(Conflict):
+    """The subject has as many paths of items as it may; delete the items of some, or use fewer paths."""
+
+
 class LegalHold(Conflict):
     """A legal hold keeps this: nothing of it can be removed before the hold is lifted. Nothing was changed."""
 
@@ -232,6 +236,22 @@ class BlobsNotConfigured(StorageError):
 
 class IdempotencyKeyReused(StorageError):
     """The Idempotency-Key was used before with another request."""
+
+
+class ItemNotFound(NotFound):
+    """There is no such item in this scope."""
+
+
+class ItemMoved(StorageError):
+    """The item is not at the revision that the request names; read it, apply your change again, put it."""
+
+    def __init__(self, revision: int | None) -> None:
+        super().__init__()
+        self.revision = revision
+
+
+class ItemExists(ItemMoved):
+    """There is an item of this path and key, and the request asks that there be none."""
 
 
 class HeadMoved(StorageError):

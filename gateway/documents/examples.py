@@ -59,6 +59,19 @@ _ARTIFACT_SHOWN = {
     "name": "boarding pass.pdf", "version": 1, "media_type": "application/pdf", "size_bytes": 48_213,
     "digest": _DIGEST, "metadata": {"airline": "Example Air"}, "created_at": _LATER,
 }  # fmt: skip
+_ITEM = {
+    "path": ["memories", "flights"], "key": "seat", "value": {"likes": "window", "since": 2024}, "revision": 12,
+    "created_at": _CREATED, "updated_at": _LATER, "ttl_seconds": 7_776_000, "expires_at": "2026-05-30T09:04:12Z",
+}  # fmt: skip
+_PUT_ITEM = {
+    "status": "replaced", "revision": 12, "created_at": _CREATED, "updated_at": _LATER,
+    "expires_at": "2026-05-30T09:04:12Z",
+}  # fmt: skip
+_ITEM_MOVED = {
+    "type": "https://stateroom.example.com/docs#item-moved", "title": "Item moved", "status": 412, "code": "item-moved",
+    "retryable": False, "detail": "The item is not at the revision that the request names; read it, apply your change"
+    " again, put it.", "request_id": "01988d42-5e6f-7081-9203-4d5e6f708192", "revision": 7,
+}  # fmt: skip
 _UPLOAD_SHOWN = {
     "upload_id": _UPLOAD, "thread_id": "trip-7", "name": "walkthrough.mp4", "part_bytes": 8_388_608,
     "expires_at": "2026-03-02T09:04:12Z", "parts": [],
@@ -189,6 +202,18 @@ _READY = {
 }  # fmt: skip
 
 BODIES: dict[str, Any] = {
+    "put_item": {"value": _ITEM["value"], "ttl_seconds": 7_776_000},
+    "search_items": {"prefix": ["memories"], "filter": {"since": {"$gte": 2020}}, "limit": 10},
+    "list_item_paths": {"prefix": ["memories"], "suffix": ["*"], "max_depth": 2},
+    "run_item_batch": {
+        "gets": [{"path": ["memories", "flights"], "key": "seat"}],
+        "writes": [
+            {"path": ["memories", "flights"], "key": "seat", "value": _ITEM["value"], "ttl_seconds": 7_776_000},
+            {"path": ["memories", "hotels"], "key": "floor", "value": {"likes": "high"}, "if_revision": 6},
+        ],
+        "searches": [{"prefix": ["memories"], "filter": {"likes": "window"}}],
+        "paths": [{"prefix": ["memories"]}],
+    },
     "update_thread": {"strict": True, "agent": "travel"},
     "link_thread": {"thread_id": "trip-7", "checkpoint_id": _HEAD},
     "copy_thread": {"target_thread_id": "trip-8"},
@@ -236,6 +261,17 @@ BODIES: dict[str, Any] = {
 }  # fmt: skip
 
 ANSWERS: dict[str, Any] = {
+    "put_item": _PUT_ITEM,
+    "get_item": _ITEM,
+    "delete_item": {"status": "deleted"},
+    "search_items": {"items": [_ITEM], "next_cursor": None},
+    "list_item_paths": {"paths": [["memories", "flights"], ["memories", "hotels"]], "next_cursor": None},
+    "run_item_batch": {
+        "gets": [_ITEM],
+        "writes": [_PUT_ITEM, {"status": "refused", "problem": _ITEM_MOVED}],
+        "searches": [{"items": [_ITEM], "next_cursor": None}],
+        "paths": [{"paths": [["memories", "flights"]], "next_cursor": None}],
+    },
     "list_threads": {"threads": [_THREAD], "next_cursor": _CURSOR},
     "get_thread": {
         **_THREAD, "status": "done", "tier": "archive",

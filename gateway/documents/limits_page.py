@@ -24,6 +24,9 @@ from storage.artifacts import model as artifact_model
 from storage.artifacts import part_uploads
 from storage.checkpoints import compacting, reading
 from storage.format import pieces
+from storage.items import filters as item_filters
+from storage.items import model as item_model
+from storage.items import searching as item_searching
 from storage.retention import policies as retention_policies
 from storage.schemas import adoptions, save_policies, tags, workers
 from storage.schemas import registry as state_schemas
@@ -213,6 +216,27 @@ SECTIONS: Final = {
         Limit(
             "INLINED_ARTIFACTS_MAX", limits, "artifacts that are looked up for one answer", "The others are left out."
         ),
+    ),
+    "Items": (
+        Limit("ITEM_LABELS_MAX", item_model, "labels of a [path](items.md)", "limit-exceeded"),
+        Limit("ITEM_PATH_BYTES_MAX", item_model, "all labels of a path", "limit-exceeded"),
+        Limit("ITEM_PATHS_MAX", item_model, "paths of a subject", "item-paths-exceeded"),
+        Limit("ITEM_VALUE_BYTES_MAX", item_model, "an item's value, in MessagePack", "limit-exceeded"),
+        Limit("ITEM_OPERATIONS_MAX", item_model, "operations of a batch", "limit-exceeded"),
+        Limit("ITEM_TTL_SECONDS_MAX", item_model, "an item's time to live", "invalid-request"),
+        Limit("ITEM_OFFSET_MAX", item_model, "how many a search leaves out (`offset`)", "invalid-request"),
+        Limit("ITEM_FILTER_BYTES_MAX", item_filters, "a filter", "limit-exceeded"),
+        Limit("ITEM_FILTER_DEPTH_MAX", item_filters, "how deep a filter is", "invalid-request"),
+        Limit("ITEM_FILTER_VALUES_MAX", item_filters, "values in a filter", "invalid-request"),
+        Limit("ITEM_COMPARED_BYTES_MAX", item_filters, "a list or map that a filter compares", "It equals nothing."),
+        Limit(
+            "ITEM_SCAN_ROWS_MAX",
+            item_searching,
+            "items that the searches of a request look at",
+            "The page ends early, with a cursor.",
+        ),
+        Limit("ITEM_OPENED_ROWS_MAX", item_searching, "items that they open", "The page ends early, with a cursor."),
+        Limit("ITEM_OPENED_BYTES_MAX", item_searching, "values that they show", "The page ends early, with a cursor."),
     ),
     "State schemas": (
         Limit("DEFINITION_BYTES_MAX", state_schemas, "the definition of a version", "invalid-request"),

@@ -5,6 +5,7 @@ from types import ModuleType
 from gateway.routes import archive, artifacts, keys, retention, threads, trajectories, transfer, verification
 from gateway.routes.administration import audit, break_glass, credentials, tenants
 from gateway.routes.checkpoints import pieces, verbs
+from gateway.routes.items import verbs as items
 from gateway.routes.public import docs, health
 from gateway.routes.schemas import registry, save_policies
 from gateway.routing.operations import Route
@@ -21,6 +22,7 @@ GROUPS: dict[str, list[Route]] = {
     "checkpoints": _of(verbs),
     "artifacts": _of(artifacts),
     "pieces": _of(pieces),
+    "items": _of(items),
     "admin": _of(credentials),
     "tenants": _of(tenants),
     "audit": audit.ROUTES,

@@ -27,18 +27,22 @@ from gateway.wire import (
     verification,
 )
 from gateway.wire.administration import api_keys, audit, tenants
+from gateway.wire.items import batches, items, searches
 
 _MODULES = (
     api_keys,
     artifacts,
     audit,
     base,
+    batches,
     checkpoints,
+    items,
     jobs,
     keys,
     problems,
     retention,
     schemas,
+    searches,
     tenants,
     threads,
     trajectories,

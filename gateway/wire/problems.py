@@ -34,6 +34,7 @@ class Problem(Response, omit_defaults=True):
     errors: list[Fault] = []
     limit: str | UnsetType = UNSET
     head_id: str | UnsetType | None = UNSET
+    revision: int | UnsetType | None = UNSET
     state: Literal["archived", "frozen", "thawing"] | UnsetType = UNSET
     progress: float | UnsetType = UNSET
 

@@ -57,10 +57,11 @@ COLD_NAMESPACES = Feature(
     "cold-namespaces", "namespaces of finished calls can move to the bucket of archives whole, with their heads"
 )
 COMPACTION_POLICIES = Feature("compaction-policies", "a save policy can say when lists need compaction")
+ITEMS = Feature("items", "agents can store items: what they remember across threads")
 # Every feature of this build. One that was released is never renamed and never taken out.
 KNOWN = (
     CONTROL_ROW_FORMATS, ADOPTIONS, SEALED_API_KEYS, SAVE_POLICIES, SEGMENTS, READABLE_EXPORTS, LINKS, COLD_NAMESPACES,
-    COMPACTION_POLICIES,
+    COMPACTION_POLICIES, ITEMS,
 )  # fmt: skip
 KNOWN_NAMES = tuple(feature.name for feature in KNOWN)
 

@@ -13,11 +13,13 @@ escapes it by naming another agent. Owns the refusals; holds are set and lifted 
 """
 
 from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Protocol
 from uuid import UUID
 
 from storage.concurrency.turns import Pauses
 from storage.control.key import Row
-from storage.control.rows import ControlRows, Proof, policy_row
+from storage.control.rows import ControlRows, Proof, policy_row, proof_of
 from storage.errors import IntegrityFailure, LegalHold
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
@@ -100,6 +102,36 @@ async def _check(control: ControlRows, rows: AsyncIterator[tuple[Row, Proof]]) -
         await pauses.after(0)
 
 
+class OwnPolicy(Protocol):
+    """What a tenant says of itself, as a statement brought it along."""
+
+    @property
+    def policy(self) -> bytes: ...  # noqa: D102
+    @property
+    def legal_hold(self) -> bool: ...  # noqa: D102
+    @property
+    def policy_updated_at(self) -> datetime: ...  # noqa: D102
+    @property
+    def mac(self) -> bytes | None: ...  # noqa: D102
+    @property
+    def mac_format(self) -> int | None: ...  # noqa: D102
+
+
+def tenant_is_held(control: ControlRows, tenant_id: UUID, said: OwnPolicy | None) -> bool:
+    """Whether all of a tenant is held, by what it says itself (None: nothing); it was read under the lock of holds.
+
+    `ControlRows.ready` came before the transaction.
+
+    Raises:
+        IntegrityFailure: What could hold it was written or edited outside the gateway.
+    """
+    if said is None:
+        return False
+    row = policy_row(tenant_id, TENANT_LEVEL, ("",), said.policy, said.legal_hold, said.policy_updated_at)
+    control.check(row, proof_of(said))
+    return said.legal_hold
+
+
 def _unknown(agents: frozenset[str]) -> IntegrityFailure:
     named = ", ".join(map(repr, sorted(agents)))
     return IntegrityFailure(f"retention of agent {named} was edited outside the gateway, and could hold this")
@@ -135,6 +167,21 @@ async def refuse_any_held(
             control.check(proved_thread_policy(scope, thread_id, row), Proof(row.mac, row.mac_format))
         if await transaction.fetch_one(sql.THREAD_HELD, thread_id=thread_id):
             raise LegalHold
+
+
+async def refuse_held_items(transaction: Transaction, control: ControlRows, tenant_id: UUID) -> None:
+    """Refuse to remove items of a tenant that is held as a whole; as `refuse_held`.
+
+    Raises:
+        LegalHold: it is.
+        IntegrityFailure: what could hold it was written or edited outside the gateway.
+    """
+    await _lock(transaction, tenant_id)
+    for row in await transaction.fetch_all(sql.POLICIES, owner=tenant_id):
+        if row.level == TENANT_LEVEL:
+            control.check(proved_policy(tenant_id, row), Proof(row.mac, row.mac_format))
+            if row.legal_hold:
+                raise LegalHold
 
 
 async def refuse_held_subject(transaction: Transaction, control: ControlRows, scope: Scope) -> None:

@@ -329,6 +329,16 @@ class Features:
         pass
 
 
+class Keeping:
+    async def flush(self) -> None:
+        pass
+
+
+class Items:
+    def __init__(self) -> None:
+        self.keeping = Keeping()
+
+
 class MemoryStore:
     def __init__(self) -> None:
         self.processes = Processes()
@@ -340,6 +350,7 @@ class MemoryStore:
         self.audit = Audit()
         self.anchors = Anchors()
         self.head_anchors = HeadAnchors()
+        self.items = Items()
         self.shred = Shreds()
         self.runner = Runner()
         self.sweep = Sweep()

@@ -1,0 +1,1 @@
+"""Items: what agents remember across threads."""

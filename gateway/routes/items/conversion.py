@@ -1,0 +1,197 @@
+"""Between bodies and the model of items: what is asked, and what is shown.
+
+Owns the checks of a body that its shape cannot say. A write whose value cannot be stored is refused by itself.
+"""
+
+import msgpack
+import msgspec
+from msgspec import UNSET, Raw
+
+from gateway.admission.slices import Work
+from gateway.bodies.codec import value_in, value_out
+from gateway.bodies.scanning import Format
+from gateway.http.exchange import Exchange
+from gateway.problems import InvalidRequest, describe, pointer
+from gateway.routing.operations import Call
+from gateway.wire.items import items, searches
+from gateway.wire.problems import Fault
+from storage.encoding import decode_json
+from storage.errors import InvalidState, LimitExceeded, StorageError
+from storage.items import filters, model
+from storage.items.filters import ITEM_FILTER_BYTES_MAX, Filter
+from storage.items.writing import Outcome
+from storage.model import Page, Value
+from storage.scope import Scope
+
+_SLICE_ITEMS = 8
+_MAPS = {0xDE, 0xDF}
+
+
+# --- in -------------------------------------------------------------------------------------------------------------
+
+
+def labels_in(labels: list[str], where: str, *, least: int = 0) -> model.Labels:
+    """A path of a body; ``where`` is its pointer."""
+    model.check_labels(tuple(labels), where, least=least)
+    return tuple(labels)
+
+
+def name_in(path: list[str], key: str, where: str = "") -> model.ItemName:
+    """The name of an item of a body; ``where`` is the pointer of what has it."""
+    model.check_key(key, f"{where}/key")
+    return model.ItemName(labels_in(path, f"{where}/path", least=1), key)
+
+
+def map_in(name: Format, raw: Raw, where: str) -> Work[Value]:
+    """An item's value: a map, as storage keeps it.
+
+    Raises:
+        InvalidState: It is no map, or is in an encoding that the gateway does not read.
+        LimitExceeded: It has more bytes than an item may.
+    """
+    value = yield from value_in(name, raw, where)
+    if len(value.data) > model.ITEM_VALUE_BYTES_MAX:
+        raise LimitExceeded("ITEM_VALUE_BYTES_MAX", model.ITEM_VALUE_BYTES_MAX, len(value.data), where)
+    if not _is_map(value):
+        raise InvalidState("an item's value is an object", where)
+    return value
+
+
+def _is_map(value: Value) -> bool:
+    first = value.data[:1]
+    if value.encoding == "json":
+        return first == b"{"
+    return value.encoding == "msgpack" and bool(first) and (first[0] & 0xF0 == 0x80 or first[0] in _MAPS)
+
+
+def filter_in(name: Format, raw: Raw, where: str) -> Filter:
+    """A filter of a body.
+
+    Raises:
+        LimitExceeded: It is longer than a filter may be.
+        InvalidState: It is none.
+    """
+    if len(memoryview(raw)) > ITEM_FILTER_BYTES_MAX:
+        raise LimitExceeded("ITEM_FILTER_BYTES_MAX", ITEM_FILTER_BYTES_MAX, len(memoryview(raw)), where)
+    try:
+        source = decode_json(raw) if name == "json" else msgpack.unpackb(raw, strict_map_key=True, timestamp=0)
+    except (ValueError, msgspec.DecodeError, msgpack.UnpackException, RecursionError):
+        raise InvalidState("a filter is an object whose keys are texts", where) from None
+    return filters.parse(source, where)
+
+
+def search_in(
+    exchange_format: Format, sent: searches.ItemSearch, after: tuple[str, ...] | None, where: str = ""
+) -> model.ItemSearch:
+    """A search of a body."""
+    return model.ItemSearch(
+        prefix=labels_in(sent.prefix, f"{where}/prefix"),
+        filter=None if sent.filter is UNSET else filter_in(exchange_format, sent.filter, f"{where}/filter"),
+        limit=sent.limit,
+        offset=sent.offset,
+        after=after,
+        refresh=sent.refresh,
+    )
+
+
+def path_search_in(sent: searches.PathSearch, after: tuple[str, ...] | None, where: str = "") -> model.PathSearch:
+    """A search of paths of a body."""
+    return model.PathSearch(
+        prefix=labels_in(sent.prefix, f"{where}/prefix"),
+        suffix=labels_in(sent.suffix, f"{where}/suffix"),
+        max_depth=sent.max_depth,
+        limit=sent.limit,
+        offset=sent.offset,
+        after=after,
+    )
+
+
+def writes_in(writes: list[items.ItemWrite], name: Format) -> Work[list[model.ItemWrite | StorageError]]:
+    """The writes of a body; in the place of one whose value cannot be stored, what refuses it."""
+    made: list[model.ItemWrite | StorageError] = []
+    for number, sent in enumerate(writes):
+        where = pointer("writes", number)
+        if (sent.value is not UNSET) == sent.delete:
+            raise InvalidRequest(Fault(detail="send either a value, or delete: true", pointer=where))
+        if sent.if_absent and (sent.delete or sent.if_revision is not None):
+            detail = "if_absent goes with a value, and not with if_revision"
+            raise InvalidRequest(Fault(detail=detail, pointer=f"{where}/if_absent"))
+        try:
+            made.append((yield from _write_in(sent, name, where)))
+        except (InvalidState, LimitExceeded) as refusal:
+            made.append(refusal)
+        if len(made) % _SLICE_ITEMS == 0:
+            yield
+    return made
+
+
+def _write_in(sent: items.ItemWrite, name: Format, where: str) -> Work[model.ItemWrite]:
+    return model.ItemWrite(
+        name_in(sent.path, sent.key, where),
+        None if sent.value is UNSET else (yield from map_in(name, sent.value, f"{where}/value")),
+        sent.ttl_seconds,
+        sent.if_revision,
+        sent.if_absent,
+    )
+
+
+# --- out ------------------------------------------------------------------------------------------------------------
+
+
+def item_out(item: model.Item, name: Format) -> Work[items.Item]:
+    """An item as it is shown."""
+    value = yield from value_out(name, item.value)
+    return items.Item(
+        path=list(item.name.path),
+        key=item.name.key,
+        value=value,
+        revision=item.revision,
+        created_at=item.created_at,
+        updated_at=item.updated_at,
+        ttl_seconds=UNSET if item.ttl_seconds is None else item.ttl_seconds,
+        expires_at=UNSET if item.expires_at is None else item.expires_at,
+    )
+
+
+async def items_out(exchange: Exchange, found: list[model.Item | None]) -> list[items.Item | None]:
+    """Items as they are shown, made in slices if they are large."""
+    size_bytes = sum(len(each.value.data) for each in found if each is not None)
+    return await exchange.reservation.run(_items_out(found, exchange.format), size_bytes)
+
+
+def _items_out(found: list[model.Item | None], name: Format) -> Work[list[items.Item | None]]:
+    shown: list[items.Item | None] = []
+    for item in found:
+        shown.append(None if item is None else (yield from item_out(item, name)))
+        if len(shown) % _SLICE_ITEMS == 0:
+            yield
+    return shown
+
+
+async def page_out(exchange: Exchange, page: Page[model.Item], next_cursor: str | None) -> searches.ItemPage:
+    """A page of a search as it is shown."""
+    shown = await items_out(exchange, [*page.items])
+    return searches.ItemPage(items=[each for each in shown if each is not None], next_cursor=next_cursor)
+
+
+def paths_out(page: Page[model.Labels], next_cursor: str | None) -> searches.PathPage:
+    """A page of paths as it is shown."""
+    return searches.PathPage(paths=[list(each) for each in page.items], next_cursor=next_cursor)
+
+
+def written_out(call: Call[Scope], outcome: Outcome | None) -> items.WrittenItem:
+    """What became of a write, as it is shown."""
+    if outcome is None:
+        return items.WrittenItem(status="undone")
+    if isinstance(outcome, StorageError):
+        facts = call.exchange.facts
+        public_url = call.services.settings.public_url
+        problem, _ = describe(outcome, public_url=public_url, request_id=facts.request_id)
+        return items.WrittenItem(status="refused", problem=problem)
+    return items.WrittenItem(
+        status=outcome.status,
+        revision=UNSET if outcome.revision is None else outcome.revision,
+        created_at=UNSET if outcome.created_at is None else outcome.created_at,
+        updated_at=UNSET if outcome.updated_at is None else outcome.updated_at,
+        expires_at=UNSET if outcome.expires_at is None else outcome.expires_at,
+    )

@@ -1,0 +1,309 @@
+"""Items: put, get, delete, search, list paths, and all of that in batches."""
+
+import base64
+import binascii
+from typing import Final
+
+from msgspec import UNSET, Struct
+
+from gateway.authentication.principals import SUBJECT, check_permission
+from gateway.http.cursors import ListCursor
+from gateway.http.exchange import Answer, Exchange, decode_id, encode_id
+from gateway.problems import InvalidRequest
+from gateway.routes.items.conversion import (
+    items_out,
+    labels_in,
+    map_in,
+    name_in,
+    page_out,
+    path_search_in,
+    paths_out,
+    search_in,
+    writes_in,
+    written_out,
+)
+from gateway.routing.operations import Call, Operation
+from gateway.wire.items import batches, items, searches
+from gateway.wire.problems import Fault
+from storage.errors import InvalidState, ItemNotFound, LimitExceeded, StorageError
+from storage.items import model
+from storage.items.verbs import Results
+from storage.scope import Scope
+
+_SHARE: Final = ("Stateroom-Client-Share",)
+_READING: Final = ("integrity-failure", "key-destroyed")
+_WRITING: Final = (
+    "commit-unknown", "feature-off", "idempotency-key-reused", "integrity-failure", "item-moved", "item-exists",
+    "item-paths-exceeded", "key-destroyed", "legal-hold", "limit-exceeded", "quota-exceeded",
+)  # fmt: skip
+# Labels are joined by what no encoded one contains; the empty key travels as nothing encoded.
+_JOINT: Final = ","
+_EMPTY: Final = "~"
+
+
+class ItemQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """How an item is read: ``refresh`` gives one with a time to live that time anew."""
+
+    refresh: bool = True
+
+
+def _name(path: str, key: str) -> model.ItemName:
+    """An item's name from the path of a request.
+
+    Raises:
+        InvalidRequest: A part of it is no label, or no key.
+    """
+    fault = Fault(
+        detail="is labels joined by commas, each as it is if it matches [A-Za-z0-9][A-Za-z0-9._:@|+-]{0,254},"
+        " or ~ and base64url",
+        parameter="path",
+    )
+    labels = [decode_id(each, fault) for each in path.split(_JOINT)]
+    try:
+        return name_in(labels, _key(key))
+    except (InvalidState, LimitExceeded) as error:
+        raise InvalidRequest(Fault(detail=str(error), parameter="path")) from None
+
+
+def _key(text: str) -> str:
+    fault = Fault(
+        detail="is a key as it is if it matches [A-Za-z0-9][A-Za-z0-9._:@|+-]{0,254}, or ~ and base64url",
+        parameter="key",
+    )
+    if text == _EMPTY:
+        return ""
+    if text.startswith("~"):
+        try:
+            coded = text[1:].encode("ascii")
+            plain = base64.b64decode(coded + b"=" * (-len(coded) % 4), altchars=b"-_", validate=True).decode()
+        except (ValueError, binascii.Error):
+            raise InvalidRequest(fault) from None
+        if encode_id(plain) != text:
+            raise InvalidRequest(fault)
+        return plain
+    return decode_id(text, fault)
+
+
+def _place(name: model.ItemName) -> str:
+    return f"/v1/items/{_JOINT.join(map(encode_id, name.path))}/{encode_id(name.key) if name.key else _EMPTY}"
+
+
+def _revision(exchange: Exchange) -> int | None:
+    """The revision that If-Match names, or None.
+
+    Raises:
+        InvalidRequest: It is no item's ETag.
+    """
+    condition = exchange.if_match()
+    if condition is None:
+        return None
+    if condition.head_id is None or not condition.head_id.isdecimal() or condition.or_one_of:
+        raise InvalidRequest(Fault(detail='must be one ETag of an item, such as "7"', header="If-Match"))
+    return int(condition.head_id)
+
+
+async def _one(call: Call[Scope], write: model.ItemWrite, name: str, body: bytes) -> model.Written:
+    """Do one write, or raise what refuses it."""
+    exchange = call.exchange
+    results = await call.commit(
+        call.store.items.run(
+            call.scope,
+            model.Batch(writes=[write]),
+            idempotency=exchange.idempotency(_place(write.name), name, body),  # type: ignore[arg-type]
+            share=exchange.client_share(),
+        )
+    )
+    (outcome,) = results.writes
+    if isinstance(outcome, StorageError):
+        raise outcome
+    assert outcome is not None  # noqa: S101  for the type checker: only a batch is atomic
+    return outcome
+
+
+@Operation(
+    "PUT /v1/items/{path}/{key}",
+    reach=SUBJECT,
+    summary="Put an item: a map under a key of a path. 201: there was none.",
+    permission="state:write",
+    body=items.ItemPut,
+    returns=items.WrittenItem,
+    statuses=(201, 200),
+    headers=("If-Match", "If-None-Match", "Idempotency-Key", *_SHARE),
+    etag=True,
+    problems=_WRITING,
+)
+async def put_item(call: Call[Scope], path: str, key: str) -> Answer:
+    exchange = call.exchange
+    named = _name(path, key)
+    request, name, body = await exchange.body(items.ItemPut)
+    value = await exchange.reservation.run(map_in(name, request.value, "/value"), len(body))
+    write = model.ItemWrite(named, value, request.ttl_seconds, _revision(exchange), exchange.if_none_match_any())
+    written = await _one(call, write, name, body)
+    return exchange.reply(
+        written_out(call, written),
+        status=201 if written.status == "created" else 200,
+        etag=str(written.revision),
+        location=_place(named) if written.status == "created" else None,
+    )
+
+
+@Operation(
+    "GET /v1/items/{path}/{key}",
+    reach=SUBJECT,
+    summary="Read an item; the ETag is its revision.",
+    permission="state:read",
+    query=ItemQuery,
+    returns=items.Item,
+    headers=_SHARE,
+    etag=True,
+    problems=("item-not-found", *_READING),
+)
+async def get_item(call: Call[Scope], path: str, key: str) -> Answer:
+    query = call.exchange.query(ItemQuery)
+    batch = model.Batch(gets=[model.ItemGet(_name(path, key), query.refresh)])
+    (item,) = (await call.store.items.run(call.scope, batch, share=call.exchange.client_share())).gets
+    if item is None:
+        raise ItemNotFound
+    (shown,) = await items_out(call.exchange, [item])
+    return call.exchange.reply(shown, etag=str(item.revision))
+
+
+@Operation(
+    "DELETE /v1/items/{path}/{key}",
+    reach=SUBJECT,
+    summary="Delete an item.",
+    permission="state:delete",
+    returns=items.WrittenItem,
+    headers=("If-Match", "Idempotency-Key", *_SHARE),
+    problems=("item-not-found", *_WRITING),
+)
+async def delete_item(call: Call[Scope], path: str, key: str) -> Answer:
+    write = model.ItemWrite(_name(path, key), None, if_revision=_revision(call.exchange))
+    written = await _one(call, write, "json", b"")
+    if written.status == "absent":
+        raise ItemNotFound
+    return call.exchange.reply(written_out(call, written))
+
+
+@Operation(
+    "POST /v1/items:search",
+    reach=SUBJECT,
+    summary="Find items by their paths and values, the last changed first.",
+    permission="state:read",
+    body=searches.ItemSearch,
+    returns=searches.ItemPage,
+    headers=_SHARE,
+    problems=_READING,
+)
+async def search_items(call: Call[Scope]) -> Answer:
+    request, name, _ = await call.exchange.body(searches.ItemSearch)
+    cursor = _search_cursor(call, request)
+    batch = model.Batch(searches=[search_in(name, request, cursor.after)])
+    (page,) = (await call.store.items.run(call.scope, batch, share=call.exchange.client_share())).searches
+    return call.exchange.reply(await page_out(call.exchange, page, cursor.next(page.after)), compressed=True)
+
+
+@Operation(
+    "POST /v1/items:paths",
+    reach=SUBJECT,
+    summary="List the paths that have items.",
+    permission="state:read",
+    body=searches.PathSearch,
+    returns=searches.PathPage,
+    headers=_SHARE,
+    problems=_READING,
+)
+async def list_item_paths(call: Call[Scope]) -> Answer:
+    request, _, _ = await call.exchange.body(searches.PathSearch)
+    cursor = _path_cursor(call, request)
+    batch = model.Batch(paths=[path_search_in(request, cursor.after)])
+    (page,) = (await call.store.items.run(call.scope, batch, share=call.exchange.client_share())).paths
+    return call.exchange.reply(paths_out(page, cursor.next(page.after)))
+
+
+@Operation(
+    "POST /v1/items:batch",
+    reach=SUBJECT,
+    summary="Read and write up to 100 items together. A write that is refused fails alone, unless the batch is atomic.",
+    permission="state:read",
+    body=batches.ItemBatch,
+    returns=batches.ItemBatchResults,
+    headers=("Idempotency-Key", *_SHARE),
+    problems=_WRITING,
+)
+async def run_item_batch(call: Call[Scope]) -> Answer:
+    exchange = call.exchange
+    request, name, body = await exchange.body(batches.ItemBatch)
+    count = len(request.gets) + len(request.writes) + len(request.searches) + len(request.paths)
+    if count > model.ITEM_OPERATIONS_MAX:
+        raise LimitExceeded("ITEM_OPERATIONS_MAX", model.ITEM_OPERATIONS_MAX, count)
+    if any(not each.delete for each in request.writes):
+        check_permission(call.principal, "state:write")
+    if any(each.delete for each in request.writes):
+        check_permission(call.principal, "state:delete")
+    writes = await exchange.reservation.run(writes_in(request.writes, name), len(body))
+    searches = [_search_cursor(call, each, f"/searches/{n}") for n, each in enumerate(request.searches)]
+    paths = [_path_cursor(call, each, f"/paths/{n}") for n, each in enumerate(request.paths)]
+    refused = any(isinstance(each, StorageError) for each in writes)
+    batch = model.Batch(
+        gets=[
+            model.ItemGet(name_in(each.path, each.key, f"/gets/{n}"), each.refresh)
+            for n, each in enumerate(request.gets)
+        ],
+        writes=[each for each in writes if isinstance(each, model.ItemWrite) and not (refused and request.atomic)],
+        searches=[
+            search_in(name, each, cursor.after, f"/searches/{n}")
+            for n, (each, cursor) in enumerate(zip(request.searches, searches, strict=True))
+        ],
+        paths=[
+            path_search_in(each, cursor.after, f"/paths/{n}")
+            for n, (each, cursor) in enumerate(zip(request.paths, paths, strict=True))
+        ],
+        atomic=request.atomic,
+    )
+    idempotency = exchange.idempotency("", name, body)
+    work = call.store.items.run(call.scope, batch, idempotency=idempotency, share=exchange.client_share())
+    results = await (call.commit(work) if batch.writes else work)
+    return exchange.reply(await _results_out(call, results, writes, searches, paths), compressed=True)
+
+
+async def _results_out(
+    call: Call[Scope],
+    results: Results,
+    writes: list[model.ItemWrite | StorageError],
+    searches: list[ListCursor],
+    paths: list[ListCursor],
+) -> batches.ItemBatchResults:
+    outcomes = iter(results.writes)
+    return batches.ItemBatchResults(
+        gets=await items_out(call.exchange, results.gets),
+        writes=[written_out(call, each if isinstance(each, StorageError) else next(outcomes, None)) for each in writes],
+        searches=[
+            await page_out(call.exchange, page, cursor.next(page.after))
+            for page, cursor in zip(results.searches, searches, strict=True)
+        ],
+        paths=[paths_out(page, cursor.next(page.after)) for page, cursor in zip(results.paths, paths, strict=True)],
+    )
+
+
+def _search_cursor(call: Call[Scope], sent: searches.ItemSearch, where: str = "") -> ListCursor:
+    wanted = b"" if sent.filter is UNSET else bytes(sent.filter)
+    return _cursor(call, sent.cursor, where, "search", labels_in(sent.prefix, f"{where}/prefix"), wanted)
+
+
+def _path_cursor(call: Call[Scope], sent: searches.PathSearch, where: str = "") -> ListCursor:
+    prefix, suffix = labels_in(sent.prefix, f"{where}/prefix"), labels_in(sent.suffix, f"{where}/suffix")
+    return _cursor(call, sent.cursor, where, "paths", prefix, suffix, sent.max_depth)
+
+
+def _cursor(call: Call[Scope], sent: str | None, where: str, *what: object) -> ListCursor:
+    """A cursor of a body, of this subject's items.
+
+    Raises:
+        InvalidRequest: It is forged, damaged or another search's.
+    """
+    try:
+        return call.cursor(sent, call.scope.tenant_id, call.scope.subject_id, *what)
+    except InvalidRequest as refused:
+        detail = refused.faults[0].detail
+        raise InvalidRequest(Fault(detail=detail, pointer=f"{where}/cursor")) from None

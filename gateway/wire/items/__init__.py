@@ -1,0 +1,1 @@
+"""Bodies of items: what agents remember under paths."""

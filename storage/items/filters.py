@@ -1,0 +1,216 @@
+"""Filters over values: which items a search is about, by what their members are.
+
+A filter is a map from members of the value to conditions: a value that the member must equal, or operators (``$eq``,
+``$ne``, ``$gt``, ``$gte``, ``$lt``, ``$lte``, ``$in``) that it must meet; ``$and`` and ``$or`` join filters. A map that
+has no operators is looked into member by member. Numbers are compared with numbers, texts with texts, and nothing else
+has an order; a member that is not there meets no condition, and null is met by null alone. A list or map of more than
+64 KiB equals nothing, though it is looked into.
+
+Owns the bounds of one, so that a filter costs no more than its own length at each item. It is pure.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgpack
+import msgspec
+from msgspec import Raw
+
+from storage.encoding import decode_json
+from storage.errors import InvalidState
+from storage.model import Value
+
+ITEM_FILTER_BYTES_MAX: Final = 16 * 1024
+ITEM_FILTER_DEPTH_MAX: Final = 16
+ITEM_FILTER_VALUES_MAX: Final = 1_000
+
+# Larger lists and maps are not compared whole: decoding them would hold up everybody else.
+ITEM_COMPARED_BYTES_MAX: Final = 64 * 1024
+
+_JOINING: Final = ("$and", "$or")
+_ORDERING: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "$gt": lambda one, other: one > other,
+    "$gte": lambda one, other: one >= other,
+    "$lt": lambda one, other: one < other,
+    "$lte": lambda one, other: one <= other,
+}
+_COMPARING: Final = ("$eq", "$ne", "$in", *_ORDERING)
+_packed_members = msgspec.msgpack.Decoder(dict[str, Raw])
+_NOTHING: Final = object()  # is equal to nothing and has no order
+
+
+class _Member:
+    """A member of a value, or the value: bytes that are decoded as far as a condition looks."""
+
+    __slots__ = ("_is_json", "_raw")
+
+    def __init__(self, raw: bytes | Raw, *, is_json: bool) -> None:
+        self._raw = raw
+        self._is_json = is_json
+
+    def members(self) -> "dict[str, _Member]":
+        """The members of a map whose keys are texts; none of anything else."""
+        try:
+            found = decode_json(self._raw, dict[str, Raw]) if self._is_json else _packed_members.decode(self._raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return {}
+        return {name: _Member(raw, is_json=self._is_json) for name, raw in found.items()}
+
+    def is_map(self) -> bool:
+        """Whether it is a map."""
+        first = bytes(memoryview(self._raw)[:1])
+        return first == b"{" if self._is_json else bool(first) and (first[0] & 0xF0 == 0x80 or first[0] in {0xDE, 0xDF})
+
+    def value(self) -> Any:
+        """What it is; `_NOTHING` of a list or map that is too large, and of a map whose keys are no texts."""
+        if len(memoryview(self._raw)) > ITEM_COMPARED_BYTES_MAX and self._is_container():
+            return _NOTHING
+        try:
+            if self._is_json:
+                return decode_json(self._raw)
+            # Keys that are not text are refused: the hashes of numbers can be chosen.
+            return msgpack.unpackb(self._raw, raw=False, strict_map_key=True, timestamp=0)
+        except (ValueError, RecursionError, msgspec.DecodeError, msgpack.UnpackException):
+            return _NOTHING
+
+    def _is_container(self) -> bool:
+        first = bytes(memoryview(self._raw)[:1])
+        if self._is_json:
+            return first in {b"{", b"["}
+        return bool(first) and (0x80 <= first[0] <= 0x9F or first[0] in {0xDC, 0xDD, 0xDE, 0xDF})
+
+
+Condition = Callable[[_Member], bool]
+Part = Callable[[Mapping[str, _Member]], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A filter that was checked; made by `parse`."""
+
+    _parts: tuple[Part, ...]
+
+    def matches(self, value: Value) -> bool:
+        """Whether a value is like this. Only what the filter names is decoded; what is no map never matches."""
+        member = _Member(value.data, is_json=value.encoding == "json")
+        if not member.is_map():
+            return False
+        return _all(self._parts, member.members())
+
+
+def parse(source: Any, pointer: str) -> Filter:
+    """A filter from what a client sent, decoded.
+
+    Raises:
+        InvalidState: It is none; ``pointer`` says where it stands.
+    """
+    _check_size(source, pointer)
+    return Filter(_parts(source, pointer))
+
+
+def _check_size(source: Any, pointer: str) -> None:
+    left, depth = [source], 0
+    count = 0
+    while left:
+        depth += 1
+        if depth > ITEM_FILTER_DEPTH_MAX:
+            raise InvalidState(f"a filter is at most {ITEM_FILTER_DEPTH_MAX} deep", pointer)
+        count += len(left)
+        if count > ITEM_FILTER_VALUES_MAX:
+            raise InvalidState(f"a filter has at most {ITEM_FILTER_VALUES_MAX:,} values", pointer)
+        left = [below for each in left for below in _below(each)]
+
+
+def _below(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value.values()]
+    return value if isinstance(value, list) else []
+
+
+def _parts(source: Any, pointer: str) -> tuple[Part, ...]:
+    if not isinstance(source, dict):
+        raise InvalidState("a filter is an object: members and what they must be", pointer)
+    return tuple(_part(name, wanted, f"{pointer}/{_escaped(name)}") for name, wanted in source.items())
+
+
+def _part(name: str, wanted: Any, pointer: str) -> Part:
+    if name in _JOINING:
+        if not isinstance(wanted, list) or not wanted:
+            raise InvalidState(f"{name} takes a list of filters", pointer)
+        filters = [_parts(each, f"{pointer}/{number}") for number, each in enumerate(wanted)]
+        join = all if name == "$and" else any
+        return lambda members: join(_all(each, members) for each in filters)
+    if name.startswith("$"):
+        raise InvalidState(f"there is no operator {name[:16]} here; there are $and and $or", pointer)
+    condition = _condition(wanted, pointer)
+    return lambda members: name in members and condition(members[name])
+
+
+def _all(parts: tuple[Part, ...], members: Mapping[str, _Member]) -> bool:
+    return all(part(members) for part in parts)
+
+
+def _condition(wanted: Any, pointer: str) -> Condition:
+    if not isinstance(wanted, dict) or not wanted:
+        return lambda found: _equal(found.value(), wanted)
+    operators = [name for name in wanted if name.startswith("$")]
+    if not operators:
+        below = _parts(wanted, pointer)
+        return lambda found: found.is_map() and _all(below, found.members())
+    if len(operators) < len(wanted):
+        raise InvalidState("operators and members do not stand in one object", pointer)
+    conditions = [_operator(name, each, f"{pointer}/{name}") for name, each in wanted.items()]
+    return lambda found: _meets(found.value(), conditions)
+
+
+def _meets(value: Any, conditions: list[Callable[[Any], bool]]) -> bool:
+    return all(each(value) for each in conditions)
+
+
+def _operator(name: str, wanted: Any, pointer: str) -> Callable[[Any], bool]:
+    if name == "$eq":
+        return lambda value: _equal(value, wanted)
+    if name == "$ne":
+        return lambda value: not _equal(value, wanted)
+    if name == "$in":
+        if not isinstance(wanted, list):
+            raise InvalidState("$in takes a list of values", pointer)
+        return lambda value: any(_equal(value, each) for each in wanted)
+    if name in _ORDERING:
+        compare = _ORDERING[name]
+        kind = _ordered_kind(wanted)
+        if kind is None:
+            raise InvalidState(f"{name} takes a number or a text", pointer)
+        return lambda value: _ordered_kind(value) is kind and compare(value, wanted)
+    raise InvalidState(f"there is no operator {name[:16]}; there are {', '.join(_COMPARING)}", pointer)
+
+
+def _ordered_kind(value: Any) -> type | None:
+    if isinstance(value, bool):
+        return None
+    return float if isinstance(value, (int, float)) else str if isinstance(value, str) else None
+
+
+def _equal(found: Any, wanted: Any) -> bool:
+    """Whether two values are the same: 1 is 1.0, but neither is true."""
+    if isinstance(wanted, dict):
+        return (
+            isinstance(found, dict)
+            and found.keys() == wanted.keys()
+            and all(_equal(found[name], each) for name, each in wanted.items())
+        )
+    if isinstance(wanted, list):
+        return (
+            isinstance(found, list)
+            and len(found) == len(wanted)
+            and all(_equal(one, other) for one, other in zip(found, wanted, strict=True))
+        )
+    if isinstance(found, bool) or isinstance(wanted, bool):
+        return found is wanted
+    return not isinstance(found, (dict, list)) and found is not _NOTHING and bool(found == wanted)
+
+
+def _escaped(name: str) -> str:
+    """A member's name in a JSON pointer (RFC 6901)."""
+    return name.replace("~", "~0").replace("/", "~1")

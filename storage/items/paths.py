@@ -1,0 +1,210 @@
+"""A subject's paths: their opened labels, their seals, and how they come and go.
+
+Owns that the paths there are, are those that the subject's seal counts: whoever lists them compares. What was opened is
+kept for as long as that seal's bytes stay the same, in memory that is bounded for the process. It does not know what is
+in a path.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from crypto import Sealer
+from storage.concurrency.turns import Pauses
+from storage.errors import IntegrityFailure, ItemPathsExceeded, LostRaceError
+from storage.format.chain import LiveSet
+from storage.format.items.item import open_labels, seal_labels, share_check
+from storage.format.items.seals import PathSeal, ScopeSeal, path_mac
+from storage.items.model import ITEM_PATHS_MAX, Labels
+from storage.postgres.unit_of_work import Transaction
+from storage.scope import Scope
+from storage.statements.items import paths as sql
+
+LISTS_BYTES_MAX: Final = 32 * 1024 * 1024
+_PAGE_ROWS: Final = 1_000
+_PATH_BYTES: Final = 200  # what a path takes in memory besides its labels
+_NO_SEQUENCE: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PathList:
+    """The paths of a subject that one sealer opens.
+
+    Attributes:
+        labels: By the path's name in rows.
+        seal: The subject's seal that they were compared with; None: it has none, hence no paths.
+    """
+
+    labels: Mapping[bytes, Labels]
+    seal: bytes | None
+
+    @property
+    def bytes(self) -> int:
+        """About how much memory it takes."""
+        return sum(_PATH_BYTES + sum(map(len, each)) for each in self.labels.values())
+
+
+class PathLists:
+    """Lists of paths that were opened, the last used of all subjects."""
+
+    def __init__(self, bytes_max: int = LISTS_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._lists: OrderedDict[tuple[Scope, bytes | None], PathList] = OrderedDict()
+        self._bytes = 0
+
+    async def read(self, transaction: Transaction, scope: Scope, sealer: Sealer, now: sql.ScopeNow) -> PathList:
+        """The paths of a subject in a snapshot, which also gave ``now``.
+
+        Raises:
+            IntegrityFailure: A path was removed, added or edited outside the gateway.
+        """
+        key = (scope, share_check(sealer))
+        known = self._lists.get(key)
+        if known is not None and known.seal == now.seal:
+            self._lists.move_to_end(key)
+            return known
+        opened = await _opened(transaction, sealer, now)
+        self.forget(scope, key[1])
+        if opened.bytes <= self._bytes_max:
+            self._lists[key] = opened
+            self._bytes += opened.bytes
+            while self._bytes > self._bytes_max:
+                self._bytes -= self._lists.popitem(last=False)[1].bytes
+        return opened
+
+    def forget(self, scope: Scope, share: bytes | None) -> None:
+        """Forget a subject's paths, as far as they are under this share."""
+        known = self._lists.pop((scope, share), None)
+        self._bytes -= 0 if known is None else known.bytes
+
+
+async def _opened(transaction: Transaction, sealer: Sealer, now: sql.ScopeNow) -> PathList:
+    labels: dict[bytes, Labels] = {}
+    counted = LiveSet()
+    wanted = share_check(sealer)
+    pauses = Pauses()
+    after = b""
+    while True:
+        rows = await transaction.fetch_all(sql.LABELS_AFTER, path_id=after, page_rows=_PAGE_ROWS)
+        for row in rows:
+            after = row.path_id
+            counted = counted.add(path_mac(sealer, row.path_id))
+            if row.share_check == wanted:
+                labels[row.path_id] = open_labels(sealer, row.path_id, row.labels)
+                await pauses.after(len(row.labels))
+        if len(rows) < _PAGE_ROWS:
+            break
+    check_scope(sealer, now.sequence, now.seal, counted)
+    return PathList(labels, now.seal)
+
+
+def check_scope(sealer: Sealer, sequence: int | None, seal: bytes | None, counted: LiveSet) -> None:
+    """Compare the paths that are there with those that the subject's seal counts.
+
+    Raises:
+        IntegrityFailure: They are others.
+    """
+    known = LiveSet() if seal is None or sequence is None else ScopeSeal.open(sealer, sequence, seal).paths
+    if known != counted:
+        raise IntegrityFailure("paths of items were removed or added outside the gateway")
+
+
+@dataclass(slots=True)
+class LockedPath:
+    """A path whose row is locked, as it will be written.
+
+    Attributes:
+        path_id: Its name in rows.
+        share_check: What tells the client's share that its labels are under; None: none.
+        sequence: How many changes it has had.
+        items: The live set of its items.
+    """
+
+    path_id: bytes
+    share_check: bytes | None
+    sequence: int
+    items: LiveSet
+
+    @classmethod
+    def of(cls, sealer: Sealer, row: sql.PathRow) -> "LockedPath":
+        """Open a path's row.
+
+        Raises:
+            IntegrityFailure: It was edited outside the gateway.
+        """
+        seal = PathSeal.open(sealer, row.path_id, row.share_check, row.sequence, row.seal)
+        return cls(row.path_id, row.share_check, row.sequence, seal.items)
+
+    def columns(self, sealer: Sealer) -> dict[str, object]:
+        """What is stored of it when it changed."""
+        seal = PathSeal(self.items).seal(sealer, self.path_id, self.share_check, self.sequence)
+        return {"path_id": self.path_id, "sequence": self.sequence, "seal": seal}
+
+
+async def lock_paths(
+    transaction: Transaction, sealer: Sealer, path_ids: Iterable[bytes], holds: str
+) -> dict[bytes, LockedPath]:
+    """Lock those of some paths that are there, in one order for everybody; removals are held up as by a hold.
+
+    Raises:
+        IntegrityFailure: One was edited outside the gateway.
+    """
+    rows = await transaction.fetch_all(sql.LOCK_PATHS, path_ids=sorted(path_ids), lock=holds)
+    return {row.path_id: LockedPath.of(sealer, row) for row in rows}
+
+
+async def add_paths(
+    transaction: Transaction, sealer: Sealer, missing: Mapping[bytes, Labels]
+) -> dict[bytes, LockedPath]:
+    """Make paths that are not there yet, which are locked then.
+
+    Raises:
+        ItemPathsExceeded: The subject has as many as it may.
+        LostRaceError: Another transaction made one of them at this moment.
+        IntegrityFailure: The subject's seal was edited outside the gateway.
+    """
+    empty = ScopeSeal()
+    await transaction.run(sql.ADD_SCOPE, sequence=_NO_SEQUENCE, seal=empty.seal(sealer, _NO_SEQUENCE))
+    row = await transaction.fetch_only(sql.LOCK_SCOPE)
+    scope = ScopeSeal.open(sealer, row.sequence, row.seal)
+    if scope.paths.count + len(missing) > ITEM_PATHS_MAX:
+        raise ItemPathsExceeded
+    made = {}
+    counted = scope.paths
+    for path_id in sorted(missing):
+        path = made[path_id] = LockedPath(path_id, share_check(sealer), scope.floor, LiveSet())
+        labels = seal_labels(sealer, path_id, missing[path_id])
+        columns = path.columns(sealer)
+        if not await transaction.fetch_one(sql.ADD_PATH, **columns, share_check=path.share_check, labels=labels):
+            raise LostRaceError
+        counted = counted.add(path_mac(sealer, path_id))
+    await _set_scope(transaction, sealer, row.sequence + 1, ScopeSeal(counted, scope.floor))
+    return made
+
+
+async def store_paths(transaction: Transaction, sealer: Sealer, changed: Sequence[LockedPath]) -> None:
+    """Store paths that are locked and changed; one in which nothing is left goes.
+
+    Raises:
+        IntegrityFailure: One has no items by its seal, but some by its rows; or the subject's seal was edited.
+    """
+    kept = [each for each in changed if each.items.count]
+    if kept:
+        await transaction.run_many(sql.SET_PATH, [path.columns(sealer) for path in kept])
+    empty = [each for each in changed if not each.items.count]
+    if not empty:
+        return
+    row = await transaction.fetch_one(sql.LOCK_SCOPE)
+    if row is None or any(each.items.total for each in empty):
+        raise IntegrityFailure("what is in paths of items was changed outside the gateway")
+    scope = ScopeSeal.open(sealer, row.sequence, row.seal)
+    paths, floor = scope.paths, scope.floor
+    for path in empty:
+        paths, floor = paths.subtract(path_mac(sealer, path.path_id)), max(floor, path.sequence)
+    await transaction.run_many(sql.REMOVE_PATH, [{"path_id": path.path_id} for path in empty])
+    await _set_scope(transaction, sealer, row.sequence + 1, ScopeSeal(paths, floor))
+
+
+async def _set_scope(transaction: Transaction, sealer: Sealer, sequence: int, scope: ScopeSeal) -> None:
+    await transaction.run(sql.SET_SCOPE, sequence=sequence, seal=scope.seal(sealer, sequence))

@@ -1,0 +1,119 @@
+"""Reading items in one snapshot: those of some names, and paths.
+
+Reads note what they keep alive (`storage.items.keeping`); they write nothing themselves. An item that is not found by
+its name is not looked for further: only who reads a path to its end learns that nothing is missing there.
+"""
+
+from collections.abc import Sequence
+
+from crypto import Sealer
+from storage.concurrency.turns import Pauses
+from storage.errors import IntegrityFailure
+from storage.format.items.item import key_id, open_item, path_id
+from storage.items import matching
+from storage.items.keeping import Keeping
+from storage.items.model import Item, ItemGet, ItemName, Labels, PathSearch
+from storage.items.paths import PathList, PathLists
+from storage.model import Page, Value
+from storage.postgres.unit_of_work import Transaction
+from storage.scope import Scope
+from storage.statements.items import items as sql
+from storage.statements.items import paths as paths_sql
+
+Place = tuple[bytes, bytes]
+
+
+class Reading:
+    """Reads of one request, in its snapshot."""
+
+    def __init__(
+        self, transaction: Transaction, scope: Scope, sealer: Sealer, lists: PathLists, keeping: Keeping
+    ) -> None:
+        self.transaction = transaction
+        self.sealer = sealer
+        self.pauses = Pauses()
+        self._scope = scope
+        self._lists = lists
+        self._keeping = keeping
+        self._paths: PathList | None = None
+
+    async def gets(self, gets: Sequence[ItemGet]) -> list[Item | None]:
+        """The items of some names; None where there is none, or one that is over.
+
+        Raises:
+            IntegrityFailure: One is not as it was put.
+        """
+        places = [self._place(each.name) for each in gets]
+        rows = await self.rows([*dict.fromkeys(places)])
+        found: list[Item | None] = []
+        for get, place in zip(gets, places, strict=True):
+            row = rows.get(place)
+            if row is None or row.over:
+                found.append(None)
+                continue
+            item = await self.opened(row, get.name.path)
+            if item.name != get.name:
+                raise IntegrityFailure
+            if get.refresh:
+                self.keep(row)
+            found.append(item)
+        return found
+
+    def keep(self, row: sql.ItemRow) -> None:
+        """Note that an item was shown, which keeps it alive."""
+        self._keeping.note(self._scope, row)
+
+    def _place(self, name: ItemName) -> Place:
+        in_path = path_id(self.sealer, name.path)
+        return in_path, key_id(self.sealer, in_path, name.key)
+
+    async def rows(self, places: Sequence[Place]) -> dict[Place, sql.ItemRow]:
+        """The rows at some places; of places at which nothing is, there is none."""
+        if not places:
+            return {}
+        path_ids, key_ids = zip(*places, strict=True)
+        rows = await self.transaction.fetch_all(sql.NAMED, path_ids=list(path_ids), key_ids=list(key_ids))
+        return {(row.path_id, row.key_id): row for row in rows}
+
+    async def opened(self, row: sql.ItemRow, labels: Labels) -> Item:
+        """Open an item of a path; others have their turn now and then.
+
+        Raises:
+            IntegrityFailure: It is not as it was put.
+        """
+        await self.pauses.after(len(row.envelope))
+        record = open_item(self.sealer, row.columns, row.envelope, row.member)
+        return Item(
+            ItemName(labels, record.key),
+            Value(record.encoding, record.data),
+            row.revision,
+            row.created_at,
+            row.updated_at,
+            row.ttl_seconds,
+            row.expires_at,
+        )
+
+    # --- paths -----------------------------------------------------------------------------------------------------
+
+    async def all_paths(self) -> PathList:
+        """The paths of the subject, as far as the share opens them.
+
+        Raises:
+            IntegrityFailure: Paths were removed or added outside the gateway.
+        """
+        if self._paths is None:
+            now = await self.transaction.fetch_only(paths_sql.SCOPE)
+            self._paths = await self._lists.read(self.transaction, self._scope, self.sealer, now)
+        return self._paths
+
+    async def paths(self, wanted: PathSearch) -> Page[Labels]:
+        """The paths that a search is about and in which something is.
+
+        Raises:
+            IntegrityFailure: Paths were removed or added outside the gateway.
+        """
+        labels = (await self.all_paths()).labels
+        candidates = [name for name, each in labels.items() if matching.matches(each, wanted)]
+        found = await self.transaction.fetch_all(paths_sql.WITH_ITEMS, path_ids=candidates) if candidates else []
+        shown, after = matching.page((labels[name] for name in found), wanted)
+        return Page(shown, after)

@@ -1,0 +1,193 @@
+"""Items: what agents remember across threads. The verbs on them, and the way in.
+
+A request has one scope. What it reads comes from one snapshot, and sees what was there before what it writes; what it
+writes is one transaction. Writes are decided one by one (`storage.items.writing`), so that one that is refused fails
+alone. It promises no order between requests, and that nothing is missing only to who reads paths to their end: an item
+that is not found proves nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import msgspec
+
+from crypto import Sealer
+from storage.access.access import Access
+from storage.access.idempotency import claim, settle
+from storage.control.features import ITEMS, Features
+from storage.errors import (
+    ItemExists,
+    ItemMoved,
+    ItemNotFound,
+    ItemPathsExceeded,
+    LegalHold,
+    NotFound,
+    RowQuotaExceeded,
+    StorageError,
+)
+from storage.items.expiring import Expiring
+from storage.items.keeping import Keeping
+from storage.items.model import Batch, Item, Labels, Written
+from storage.items.paths import PathLists
+from storage.items.reading import Reading
+from storage.items.searching import Budget, search
+from storage.items.writing import Outcome, Writing
+from storage.model import Idempotency, Page
+from storage.scope import ClientShare, Scope
+
+_REFUSALS: dict[str, type[StorageError]] = {
+    "moved": ItemMoved,
+    "exists": ItemExists,
+    "held": LegalHold,
+    "paths": ItemPathsExceeded,
+    "room": RowQuotaExceeded,
+}
+_WORDS = {kind: word for word, kind in _REFUSALS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What became of a batch, each in the order of its operations.
+
+    Attributes:
+        gets: The items; None where there is none.
+        writes: What became of each write, or why it did not happen; None: it was undone, because the request is all or
+            nothing and another one was refused.
+        searches: A page for each search.
+        paths: A page for each search of paths.
+    """
+
+    gets: list[Item | None] = field(default_factory=list)
+    writes: list[Outcome | None] = field(default_factory=list)
+    searches: list[Page[Item]] = field(default_factory=list)
+    paths: list[Page[Labels]] = field(default_factory=list)
+
+
+class _Receipt(msgspec.Struct, frozen=True, array_like=True):
+    """A write as the receipt of its request has it: what `Written` says, or the word of what refused it."""
+
+    status: str
+    revision: int | None = None
+    created_at: datetime | None = None
+    updated_at: datetime | None = None
+    expires_at: datetime | None = None
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> "_Receipt":
+        """Of what became of a write."""
+        if isinstance(outcome, StorageError):
+            return cls(_WORDS[type(outcome)], outcome.revision if isinstance(outcome, ItemMoved) else None)
+        return cls(outcome.status, outcome.revision, outcome.created_at, outcome.updated_at, outcome.expires_at)
+
+    def outcome(self) -> Outcome:
+        """Undo `of`."""
+        refusal = _REFUSALS.get(self.status)
+        if refusal is None:
+            return Written(
+                self.status,  # type: ignore[arg-type]  # a gateway wrote it
+                self.revision,
+                self.created_at,
+                self.updated_at,
+                self.expires_at,
+            )
+        return refusal(self.revision) if issubclass(refusal, ItemMoved) else refusal()
+
+
+class _UndoneError(Exception):
+    """A request that is all or nothing had a write that was refused: its transaction is rolled back."""
+
+    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+        super().__init__()
+        self.outcomes = outcomes
+
+
+class Items:
+    """The verbs on items."""
+
+    def __init__(self, access: Access, features: Features) -> None:
+        self._access = access
+        self._features = features
+        self._lists = PathLists()
+        self.keeping = Keeping(access.unit_of_work)
+        self.expiring = Expiring(access)
+
+    async def run(
+        self,
+        scope: Scope,
+        batch: Batch,
+        *,
+        idempotency: Idempotency | None = None,
+        share: ClientShare | None = None,
+    ) -> Results:
+        """Do what a batch says.
+
+        Args:
+            scope: The tenant and subject.
+            batch: What to read and to write. Its parts were checked where they were made (`storage.items.model`).
+            idempotency: For a batch with writes: one that is repeated gets the same results, and writes nothing.
+            share: The client's share; what is under it has names of its own, and is not seen without it.
+
+        Raises:
+            FeatureOff: A process of an older build may run, which knows no items.
+            IdempotencyKeyReused: The key was another request's.
+            KeyDestroyed: The subject was shredded.
+            IntegrityFailure: Something is not as it was put, or was removed or added outside the gateway.
+        """
+        reads = Results()
+        if batch.gets or batch.searches or batch.paths:
+            reads = await self._read(scope, batch, share)
+        if not batch.writes:
+            return reads
+        await self._features.require(ITEMS, "items are stored")
+        await self._access.control.ready()
+        return Results(reads.gets, await self._write(scope, batch, idempotency, share), reads.searches, reads.paths)
+
+    async def get(self, scope: Scope, batch: Batch, *, share: ClientShare | None = None) -> Item:
+        """The only item of a batch.
+
+        Raises:
+            ItemNotFound: There is none, or it is over.
+        """
+        (item,) = (await self.run(scope, batch, share=share)).gets
+        if item is None:
+            raise ItemNotFound
+        return item
+
+    async def _read(self, scope: Scope, batch: Batch, share: ClientShare | None) -> Results:
+        async def attempt(sealer: Sealer) -> Results:
+            async with self._access.unit_of_work.snapshot(scope) as transaction:
+                await self._access.check_keys_in(transaction, scope, sealer)
+                reading, budget = Reading(transaction, scope, sealer, self._lists, self.keeping), Budget()
+                return Results(
+                    gets=await reading.gets(batch.gets),
+                    searches=[await search(reading, budget, each) for each in batch.searches],
+                    paths=[await reading.paths(each) for each in batch.paths],
+                )
+
+        try:
+            return await self._access.with_existing_keys(scope, attempt, NotFound(), share)
+        except NotFound:  # a subject without keys has no items
+            nothing: list[Item | None] = [None] * len(batch.gets)
+            return Results(nothing, [], [Page([], None) for _ in batch.searches], [Page([], None) for _ in batch.paths])
+
+    async def _write(
+        self, scope: Scope, batch: Batch, idempotency: Idempotency | None, share: ClientShare | None
+    ) -> list[Outcome | None]:
+        async def attempt(sealer: Sealer) -> Sequence[Outcome]:
+            async with self._access.unit_of_work.begin_step(scope) as transaction:
+                if idempotency is not None:
+                    before = await claim(transaction, sealer, idempotency, self._access.clock.now(), list[_Receipt])
+                    if before is not None:
+                        return [each.outcome() for each in before]
+                outcomes = await Writing(self._access, transaction, scope, sealer).run(batch.writes)
+                if batch.atomic and any(isinstance(each, StorageError) for each in outcomes):
+                    raise _UndoneError(outcomes)
+                if idempotency is not None:
+                    await settle(transaction, sealer, idempotency, [_Receipt.of(each) for each in outcomes])
+                return outcomes
+
+        try:
+            return [*await self._access.with_keys(scope, attempt, share)]
+        except _UndoneError as undone:
+            return [each if isinstance(each, StorageError) else None for each in undone.outcomes]

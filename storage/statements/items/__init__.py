@@ -1,0 +1,1 @@
+"""Statements on items and their paths."""
