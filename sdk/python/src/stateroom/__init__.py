@@ -4,6 +4,20 @@ This package owns the client's side of API v1. It imports nothing of the gateway
 ``stateroom.langgraph`` is imported.
 """
 
+from stateroom._items.async_items import AsyncItems
+from stateroom._items.items import Items
+from stateroom._items.shapes import (
+    Item,
+    ItemBatch,
+    ItemBatchResults,
+    ItemGet,
+    ItemPage,
+    ItemPathPage,
+    ItemPathSearch,
+    ItemSearch,
+    ItemWrite,
+    ItemWritten,
+)
 from stateroom._protocol.core import Answer, Timeouts, encode_id
 from stateroom._threads.async_thread import AsyncThread
 from stateroom._threads.thread import Thread
@@ -47,6 +61,10 @@ from stateroom.errors import (
     IntegrityFailure,
     InternalError,
     InvalidRequest,
+    ItemExists,
+    ItemMoved,
+    ItemNotFound,
+    ItemPathsExceeded,
     KeyDestroyed,
     KeyUnavailable,
     LegalHold,
@@ -128,6 +146,7 @@ __all__ = [
     "AsyncArtifactFile",
     "AsyncArtifacts",
     "AsyncClient",
+    "AsyncItems",
     "AsyncThread",
     "AsyncWorkspace",
     "BodyTooLarge",
@@ -157,6 +176,21 @@ __all__ = [
     "IntegrityFailure",
     "InternalError",
     "InvalidRequest",
+    "Item",
+    "ItemBatch",
+    "ItemBatchResults",
+    "ItemExists",
+    "ItemGet",
+    "ItemMoved",
+    "ItemNotFound",
+    "ItemPage",
+    "ItemPathPage",
+    "ItemPathSearch",
+    "ItemPathsExceeded",
+    "ItemSearch",
+    "ItemWrite",
+    "ItemWritten",
+    "Items",
     "KeyDestroyed",
     "KeyUnavailable",
     "LargeValue",

@@ -271,7 +271,7 @@ class AsyncArtifacts:
             name: Only versions of this name.
             limit: At most so many.
         """
-        return self._client.items(lambda size, cursor: requests.list_page(thread_id, name, size, cursor), limit)
+        return self._client.paged(lambda size, cursor: requests.list_page(thread_id, name, size, cursor), limit)
 
     async def delete(self, artifact: Artifact | str) -> bool:
         """Delete an artifact.

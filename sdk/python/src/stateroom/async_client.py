@@ -15,6 +15,7 @@ import httpx2
 from stateroom._artifacts.transfers import Reception
 from stateroom._io.on_loop import open_async_transport, together
 from stateroom._io.transport import NoAnswer
+from stateroom._items.async_items import AsyncItems
 from stateroom._options import refuse_unknown
 from stateroom._protocol import calls
 from stateroom._protocol.core import Answer, Attempts, Call, Endpoint, Pinned, Steps, Timeouts
@@ -341,6 +342,11 @@ class AsyncClient:
         return await self._send(call)
 
     @property
+    def items(self) -> AsyncItems:
+        """What the subject remembers across threads: values under paths."""
+        return AsyncItems(self)
+
+    @property
     def artifacts(self) -> AsyncArtifacts:
         """Files that belong to threads."""
         return AsyncArtifacts(self)
@@ -427,20 +433,20 @@ class AsyncClient:
             tier: ``hot`` or ``archive``.
             limit: At most so many.
         """
-        return self.items(
+        return self.paged(
             lambda size, cursor: calls.list_threads(size, cursor, status=status, agent=agent, tier=tier), limit
         )
 
-    def items(self, page_of: Callable[[int, str | None], Steps[Page[R]]], limit: int | None) -> AsyncIterator[R]:
+    def paged(self, page_of: Callable[[int, str | None], Steps[Page[R]]], limit: int | None) -> AsyncIterator[R]:
         """The items of a list, page by page. The subject is decided here, not at each page.
 
         Args:
             page_of: The steps to a page of so many items at most, from a cursor on.
             limit: At most so many.
         """
-        return self._items(self.pin(), page_of, limit)
+        return self._paged(self.pin(), page_of, limit)
 
-    async def _items(
+    async def _paged(
         self, pinned: Pinned, page_of: Callable[[int, str | None], Steps[Page[R]]], limit: int | None
     ) -> AsyncIterator[R]:
         cursor: str | None = None
@@ -474,7 +480,7 @@ class AsyncClient:
             selection: The checkpoints to list.
             limit: At most so many.
         """
-        return self.items(lambda size, cursor: calls.list_infos(selection, size, cursor), limit)
+        return self.paged(lambda size, cursor: calls.list_infos(selection, size, cursor), limit)
 
     async def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> RemovalReceipt:
         """Remove old checkpoints of threads.

@@ -15,6 +15,7 @@ import httpx2
 from stateroom._artifacts.transfers import Reception
 from stateroom._io.blocking import open_transport, together
 from stateroom._io.transport import NoAnswer
+from stateroom._items.items import Items
 from stateroom._options import refuse_unknown
 from stateroom._protocol import calls
 from stateroom._protocol.core import Answer, Attempts, Call, Endpoint, Pinned, Steps, Timeouts
@@ -336,6 +337,11 @@ class Client:
         return self._send(call)
 
     @property
+    def items(self) -> Items:
+        """What the subject remembers across threads: values under paths."""
+        return Items(self)
+
+    @property
     def artifacts(self) -> Artifacts:
         """Files that belong to threads."""
         return Artifacts(self)
@@ -422,20 +428,20 @@ class Client:
             tier: ``hot`` or ``archive``.
             limit: At most so many.
         """
-        return self.items(
+        return self.paged(
             lambda size, cursor: calls.list_threads(size, cursor, status=status, agent=agent, tier=tier), limit
         )
 
-    def items(self, page_of: Callable[[int, str | None], Steps[Page[R]]], limit: int | None) -> Iterator[R]:
+    def paged(self, page_of: Callable[[int, str | None], Steps[Page[R]]], limit: int | None) -> Iterator[R]:
         """The items of a list, page by page. The subject is decided here, not at each page.
 
         Args:
             page_of: The steps to a page of so many items at most, from a cursor on.
             limit: At most so many.
         """
-        return self._items(self.pin(), page_of, limit)
+        return self._paged(self.pin(), page_of, limit)
 
-    def _items(
+    def _paged(
         self, pinned: Pinned, page_of: Callable[[int, str | None], Steps[Page[R]]], limit: int | None
     ) -> Iterator[R]:
         cursor: str | None = None
@@ -468,7 +474,7 @@ class Client:
             selection: The checkpoints to list.
             limit: At most so many.
         """
-        return self.items(lambda size, cursor: calls.list_infos(selection, size, cursor), limit)
+        return self.paged(lambda size, cursor: calls.list_infos(selection, size, cursor), limit)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> RemovalReceipt:
         """Remove old checkpoints of threads.

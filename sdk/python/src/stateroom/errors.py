@@ -41,6 +41,7 @@ class Problem(msgspec.Struct, omit_defaults=True):
     errors: list[Fault] = []
     limit: str | None = None
     head_id: str | None = None
+    revision: int | None = None
     state: str | None = None
     progress: float | None = None
 
@@ -55,6 +56,7 @@ class ErrorMembers(TypedDict, total=False):
     errors: tuple[Fault, ...]
     limit: str | None
     head_id: str | None
+    revision: int | None
     upload_id: str | None
     retry_after_seconds: float | None
     state: str | None
@@ -77,6 +79,7 @@ class StateroomError(Exception):
         errors: Where the request is at fault.
         limit: Name of the limit that was exceeded.
         head_id: The namespace's head when the request was refused because it moved.
+        revision: The item's revision when a write was refused because it moved; ``None``: there is no item.
         upload_id: What ``artifacts.upload(..., resume=)`` goes on with, when an upload was interrupted.
         retry_after_seconds: When the gateway says that it is worth asking again; ``None``: it does not say.
         state: Of a thread that is in the archive: ``archived``, ``frozen`` or ``thawing``.
@@ -92,6 +95,7 @@ class StateroomError(Exception):
     errors: tuple[Fault, ...] = ()
     limit: str | None = None
     head_id: str | None = None
+    revision: int | None = None
     upload_id: str | None = None
     retry_after_seconds: float | None = None
     state: str | None = None
@@ -200,6 +204,10 @@ class CheckpointNotFound(NotFound):
     """The thread's namespace has no such checkpoint."""
 
 
+class ItemNotFound(NotFound):
+    """The subject has no such item, or its time is over."""
+
+
 class ArtifactNotFound(NotFound):
     """The subject has no such artifact."""
 
@@ -218,6 +226,18 @@ class Conflict(StateroomError):
 
 class HeadMoved(Conflict):
     """Somebody else saved first; ``head_id`` is the head now. Load, apply the change again, save."""
+
+
+class ItemMoved(Conflict):
+    """The item is not at the revision that was named; ``revision`` is the one it is at, ``None``: there is none."""
+
+
+class ItemExists(ItemMoved):
+    """There is such an item, and none was to be there; ``revision`` is its own."""
+
+
+class ItemPathsExceeded(Conflict):
+    """The subject has as many paths of items as it may."""
 
 
 class CheckpointExists(Conflict):
@@ -428,6 +448,7 @@ def error_from_problem(problem: Problem, status: int) -> StateroomError:
         errors=tuple(problem.errors),
         limit=problem.limit,
         head_id=problem.head_id,
+        revision=problem.revision,
         state=problem.state,
         progress=problem.progress,
     )

@@ -1,4 +1,4 @@
-"""LangGraph's checkpointer on Stateroom.
+"""LangGraph's checkpointer on Stateroom, and beside it its store (``_langgraph.store``).
 
 This module owns the saver and its requests: only what LangGraph says has changed is sent. Values are serialised on
 this side, channel by channel (``_langgraph.values``), and the gateway never instantiates them. It does not decide who
@@ -40,6 +40,7 @@ from stateroom._langgraph.connections import Connections
 from stateroom._langgraph.field_types import with_field_types
 from stateroom._langgraph.listing import Listing
 from stateroom._langgraph.runs import pin
+from stateroom._langgraph.store import StateroomStore, StoreOptions
 from stateroom._langgraph.values import SKELETON, Values
 from stateroom._options import refuse_unknown
 from stateroom._protocol import calls
@@ -83,7 +84,7 @@ _FORKING_SOURCES = frozenset({"fork", "update"})
 P = ParamSpec("P")
 R = TypeVar("R")
 
-__all__ = ["SKELETON", "SaverOptions", "StateroomSaver"]
+__all__ = ["SKELETON", "SaverOptions", "StateroomSaver", "StateroomStore", "StoreOptions"]
 
 
 def _thawing(

@@ -23,7 +23,7 @@ class AsyncCarrier(Protocol):
     async def drive(self, steps: Steps[R], pinned: Pinned | None = None) -> R:
         """Carry out a procedure."""
 
-    def items(self, page_of: Callable[[int, str | None], Steps[Page[R]]], limit: int | None) -> AsyncIterator[R]:
+    def paged(self, page_of: Callable[[int, str | None], Steps[Page[R]]], limit: int | None) -> AsyncIterator[R]:
         """The items of a list, page by page."""
 
     async def receive(

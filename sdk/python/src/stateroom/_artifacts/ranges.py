@@ -24,7 +24,7 @@ class Carrier(Protocol):
     def drive(self, steps: Steps[R], pinned: Pinned | None = None) -> R:
         """Carry out a procedure."""
 
-    def items(self, page_of: Callable[[int, str | None], Steps[Page[R]]], limit: int | None) -> Iterator[R]:
+    def paged(self, page_of: Callable[[int, str | None], Steps[Page[R]]], limit: int | None) -> Iterator[R]:
         """The items of a list, page by page."""
 
     def receive(self, reception: Reception, write: Callable[[bytes], object], pinned: Pinned | None = None) -> None:

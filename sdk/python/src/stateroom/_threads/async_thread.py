@@ -456,7 +456,7 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
         Args:
             limit: At most so many.
         """
-        return self._client.items(lambda size, cursor: calls.list_children(self.thread_id, size, cursor), limit)
+        return self._client.paged(lambda size, cursor: calls.list_children(self.thread_id, size, cursor), limit)
 
     async def copy(self, target_thread_id: str) -> CopyReceipt:
         """Copy the whole thread, history and pending writes included.

@@ -449,7 +449,7 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
         Args:
             limit: At most so many.
         """
-        return self._client.items(lambda size, cursor: calls.list_children(self.thread_id, size, cursor), limit)
+        return self._client.paged(lambda size, cursor: calls.list_children(self.thread_id, size, cursor), limit)
 
     def copy(self, target_thread_id: str) -> CopyReceipt:
         """Copy the whole thread, history and pending writes included.

@@ -1,0 +1,1 @@
+"""What agents remember across threads: values under paths."""

@@ -1,0 +1,154 @@
+# Generated from async_items.py by `make generate`: change that, not this.
+"""Items of callers that block: what agents remember across threads.
+
+This module owns the verbs on items. Writes are repeated safely where an answer was lost; it promises no order between
+requests that are under way at the same time.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
+
+from msgspec import UNSET, structs
+
+from stateroom._items import requests
+from stateroom._items.shapes import (
+    Item,
+    ItemBatch,
+    ItemBatchResults,
+    ItemPathSearch,
+    ItemSearch,
+    ItemWritten,
+    Path,
+)
+from stateroom._protocol.core import Pinned, Steps
+from stateroom._protocol.wire import Page
+
+R = TypeVar("R")
+
+
+class Driver(Protocol):
+    """What items need of a client."""
+
+    def drive(self, steps: Steps[R], pinned: Pinned | None = None) -> R:
+        """Carry out a procedure of calls."""
+
+    def paged(self, page_of: Callable[[int, str | None], Steps[Page[R]]], limit: int | None) -> Iterator[R]:
+        """The items of a list, page by page."""
+
+
+class Items:
+    """What the subject of a client remembers: values under paths.
+
+    A path is a sequence of labels, such as ``("memories", "flights")``; a key names an item in it. Values are mappings
+    of what MessagePack can say, up to 256 KiB each. Made by ``Client.items``.
+    """
+
+    def __init__(self, client: Driver) -> None:
+        self._client = client
+
+    def put(
+        self,
+        path: Iterable[str],
+        key: str,
+        value: Mapping[str, Any],
+        *,
+        ttl_seconds: int | None = None,
+        if_revision: int | None = None,
+        if_absent: bool = False,
+    ) -> ItemWritten:
+        """Put an item, in the place of one that is there.
+
+        Args:
+            path: The labels that it stands under.
+            key: Its name there.
+            value: What to put.
+            ttl_seconds: How long it lives after it was put or last read; left out: until it is deleted.
+            if_revision: Only if this is its revision.
+            if_absent: Only if there is none.
+
+        Raises:
+            ItemMoved: It is not at ``if_revision``.
+            ItemExists: There is one, and ``if_absent`` was asked for.
+            LegalHold: It would replace what must be kept.
+        """
+        return self._client.drive(requests.put(tuple(path), key, value, ttl_seconds, if_revision, if_absent=if_absent))
+
+    def get(self, path: Iterable[str], key: str, *, refresh: bool = True) -> Item | None:
+        """An item; ``None`` when there is none, or its time is over.
+
+        Args:
+            path: The labels that it stands under.
+            key: Its name there.
+            refresh: Whether one with a time to live gets that anew.
+        """
+        return self._client.drive(requests.get(tuple(path), key, refresh=refresh))
+
+    def delete(self, path: Iterable[str], key: str, *, if_revision: int | None = None) -> bool:
+        """Delete an item; returns whether there was one.
+
+        Args:
+            path: The labels that it stands under.
+            key: Its name there.
+            if_revision: Only if this is its revision.
+
+        Raises:
+            ItemMoved: It is not at ``if_revision``.
+            LegalHold: It must be kept.
+        """
+        return self._client.drive(requests.delete(tuple(path), key, if_revision))
+
+    def search(
+        self,
+        prefix: Iterable[str] = (),
+        *,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002 - the field's word
+        limit: int | None = None,
+        offset: int = 0,
+        refresh: bool = True,
+    ) -> Iterator[Item]:
+        """Items whose paths begin with ``prefix``, the last changed first, page by page.
+
+        Args:
+            prefix: The labels that their paths begin with; left out: all of the subject's.
+            filter: What members of their values must be, as ``ItemSearch`` says.
+            limit: At most so many; left out: all.
+            offset: How many to leave out first.
+            refresh: Whether those with a time to live get that anew.
+        """
+        wanted = ItemSearch(
+            prefix=tuple(prefix), filter=UNSET if filter is None else filter, offset=offset, refresh=refresh
+        )
+        return self._client.paged(
+            lambda size, cursor: requests.search(structs.replace(wanted, limit=size, cursor=cursor)), limit
+        )
+
+    def paths(
+        self,
+        prefix: Iterable[str] = (),
+        *,
+        suffix: Iterable[str] = (),
+        max_depth: int | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> Iterator[Path]:
+        """Paths that have items, in the order of their labels, page by page.
+
+        Args:
+            prefix: The labels that they begin with; ``*`` stands for any one.
+            suffix: The labels that they end with, likewise.
+            max_depth: Longer ones are cut to so many labels, and told once.
+            limit: At most so many; left out: all.
+            offset: How many to leave out first.
+        """
+        wanted = ItemPathSearch(prefix=tuple(prefix), suffix=tuple(suffix), max_depth=max_depth, offset=offset)
+        return self._client.paged(
+            lambda size, cursor: requests.paths(structs.replace(wanted, limit=size, cursor=cursor)), limit
+        )
+
+    def batch(self, operations: ItemBatch) -> ItemBatchResults:
+        """Up to 100 operations in one request: reads, which see what was there before, and writes.
+
+        Args:
+            operations: What to read and to write. A write that is refused fails alone, unless ``atomic`` is asked for.
+        """
+        return self._client.drive(requests.batch(operations))

@@ -1,0 +1,89 @@
+"""The calls on items, as steps without I/O.
+
+Both clients and the LangGraph store drive the same steps. Whatever writes carries an Idempotency-Key, so that a repeat
+gets the first one's result, also where a condition would not hold any more.
+"""
+
+from typing import Any
+from urllib.parse import quote
+from uuid import uuid4
+
+from stateroom._items.shapes import (
+    Item,
+    ItemBatch,
+    ItemBatchResults,
+    ItemPage,
+    ItemPathPage,
+    ItemPathSearch,
+    ItemSearch,
+    ItemWritten,
+    Path,
+)
+from stateroom._protocol.core import Call, Steps, asked, encode_body, encode_id
+from stateroom.errors import InvalidRequest, ItemNotFound
+
+_SAFE = "~._:@+-,"
+_EMPTY_KEY = "~"
+
+
+def _place(path: Path, key: str) -> str:
+    if isinstance(path, str) or not path:
+        raise InvalidRequest("the path of an item is a sequence of at least one label")
+    labels = ",".join(map(encode_id, path))
+    return f"/items/{quote(labels, safe=_SAFE)}/{quote(encode_id(key) if key else _EMPTY_KEY, safe=_SAFE)}"
+
+
+def put(
+    path: Path, key: str, value: Any, ttl_seconds: int | None, if_revision: int | None, *, if_absent: bool
+) -> Steps[ItemWritten]:
+    """Put an item."""
+    headers = _repeatable()
+    if if_absent:
+        headers["If-None-Match"] = "*"
+    if if_revision is not None:
+        headers["If-Match"] = f'"{if_revision}"'
+    body = encode_body({"value": value, "ttl_seconds": ttl_seconds})
+    return asked(Call(method="PUT", path=_place(path, key), body=body, headers=headers, repeatable=True), ItemWritten)
+
+
+def get(path: Path, key: str, *, refresh: bool) -> Steps[Item | None]:
+    """Read an item; ``None`` when there is none."""
+    query = () if refresh else (("refresh", "false"),)
+    try:
+        return (yield from asked(Call(method="GET", path=_place(path, key), query=query, repeatable=True), Item))
+    except ItemNotFound:
+        return None
+
+
+def delete(path: Path, key: str, if_revision: int | None) -> Steps[bool]:
+    """Delete an item; whether there was one."""
+    headers = _repeatable()
+    if if_revision is not None:
+        headers["If-Match"] = f'"{if_revision}"'
+    call = Call(method="DELETE", path=_place(path, key), headers=headers, repeatable=True)
+    try:
+        yield call
+    except ItemNotFound:
+        return False
+    return True
+
+
+def search(wanted: ItemSearch) -> Steps[ItemPage]:
+    """A page of items that a search finds."""
+    return asked(Call(method="POST", path="/items:search", body=encode_body(wanted), repeatable=True), ItemPage)
+
+
+def paths(wanted: ItemPathSearch) -> Steps[ItemPathPage]:
+    """A page of paths that have items."""
+    return asked(Call(method="POST", path="/items:paths", body=encode_body(wanted), repeatable=True), ItemPathPage)
+
+
+def batch(operations: ItemBatch) -> Steps[ItemBatchResults]:
+    """Several operations in one request."""
+    headers = _repeatable() if operations.writes else {}
+    call = Call(method="POST", path="/items:batch", body=encode_body(operations), headers=headers, repeatable=True)
+    return asked(call, ItemBatchResults)
+
+
+def _repeatable() -> dict[str, str]:
+    return {"Idempotency-Key": str(uuid4())}

@@ -1,0 +1,166 @@
+"""LangGraph's store on Stateroom: what agents remember across threads.
+
+This module owns the store and its connections. Values are plain data: what MessagePack can say, sealed by the gateway
+under the subject's own key, with their namespaces and keys. It does not decide who may see what: tenant and subject
+come from the API key and from ``subject``, never from a namespace.
+"""
+
+import asyncio
+import copy
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Self, TypedDict, Unpack
+from weakref import WeakKeyDictionary
+
+import httpx2
+from langgraph.store.base import BaseStore, Op, Result, TTLConfig
+
+from stateroom._langgraph.connections import Connections
+from stateroom._langgraph.operations import procedure_of
+from stateroom._langgraph.ticks import Ticks, all_of, together
+from stateroom._options import refuse_unknown
+from stateroom._protocol.core import Endpoint, Timeouts
+from stateroom.async_client import AsyncClient
+from stateroom.client import Client
+from stateroom.share import ClientShare
+from stateroom.subject import Subject, current_subject
+
+
+class StoreOptions(TypedDict, total=False):
+    """How a store acts; each may be left out.
+
+    Attributes:
+        subject: Whose memory it is: a subject's id, ``"~shared"`` for the tenant's own, a callable that returns it
+            (``current_subject`` by default, set by ``with acting_for(...)``), or ``None`` for the subject the key is
+            bound to.
+        ttl: How long items live, as LangGraph's ``TTLConfig`` says: ``default_ttl`` in minutes and ``refresh_on_read``.
+            The gateway removes what is over and never returns it, so there is no sweeper to start.
+        timeouts: Time budgets of a request.
+        transport: Makes another transport for the blocking methods, for tests and embedding.
+        async_transport: Makes another transport for each event loop.
+        client_share: 32 bytes of ``stateroom.new_client_share`` that only you keep, or a callable that returns them:
+            what is stored with them is found with them only. Lost share, lost data.
+    """
+
+    subject: Subject
+    ttl: TTLConfig | None
+    timeouts: Timeouts | None
+    transport: Callable[[], httpx2.BaseTransport] | None
+    async_transport: Callable[[], httpx2.AsyncBaseTransport] | None
+    client_share: ClientShare
+
+
+class StateroomStore(BaseStore):
+    """A LangGraph store whose items live in a Stateroom gateway.
+
+    One store serves any number of subjects, threads of execution and event loops at once. Operations that are asked for
+    in one tick of an event loop travel together; one that is refused fails alone. Reads of a batch see what was there
+    before its writes, and the last write to a key wins. Results of ``search`` come the last changed first.
+
+    Args:
+        url: The gateway's URL.
+        api_key: The API key that authenticates each request.
+        options: The options that ``StoreOptions`` lists.
+
+    Raises:
+        NotConfigured: The URL or the key cannot be used.
+    """
+
+    __slots__ = ("_connections", "_endpoint", "_ticks", "ttl_config")
+
+    supports_ttl = True
+
+    def __init__(self, url: str, api_key: str, **options: Unpack[StoreOptions]) -> None:
+        refuse_unknown(type(self).__name__, options, StoreOptions)
+        subject, client_share = options.get("subject", current_subject), options.get("client_share")
+        # Refuses an unusable address now, not at the first request.
+        self._endpoint = Endpoint(url, api_key, subject, client_share)
+        self.ttl_config = options.get("ttl")
+        timeouts, transport, async_transport = (
+            options.get("timeouts"), options.get("transport"), options.get("async_transport"),
+        )  # fmt: skip
+        self._connections = Connections(
+            lambda: Client(
+                url,
+                api_key,
+                subject=subject,
+                timeouts=timeouts,
+                transport=transport and transport(),
+                client_share=client_share,
+            ),
+            lambda: AsyncClient(
+                url,
+                api_key,
+                subject=subject,
+                timeouts=timeouts,
+                transport=async_transport and async_transport(),
+                client_share=client_share,
+            ),
+        )
+        self._ticks: WeakKeyDictionary[asyncio.AbstractEventLoop, Ticks] = WeakKeyDictionary()
+
+    @classmethod
+    def from_env(cls, **options: Unpack[StoreOptions]) -> Self:
+        """A store configured by ``STATEROOM_URL`` and ``STATEROOM_API_KEY``.
+
+        Args:
+            options: The options that ``StoreOptions`` lists.
+
+        Raises:
+            NotConfigured: A variable is missing or unusable.
+        """
+        return cls(*Endpoint.read_env(), **options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def close(self) -> None:
+        """Close the connections of the blocking methods; a later call opens new ones.
+
+        Connections of an event loop are closed by ``aclose`` on it, or when it shuts down.
+        """
+        self._connections.close_blocking()
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop and of the blocking methods."""
+        await self._connections.close_on_loop()
+        self._connections.close_blocking()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy shallowly: the copy shares connections, which cannot be copied."""
+        return copy.copy(self)
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """Carry operations out, in one request where they fit one.
+
+        Raises:
+            StateroomError: The first that the gateway refused; the others were carried out.
+            ValueError: A filter has an operator that there is none of; nothing was sent.
+        """
+        procedures = [procedure_of(op) for op in ops]
+        return all_of(self._connections.blocking().drive(together(procedures), self._endpoint.pin()))
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        """Carry operations out, together with others of the same tick of the event loop.
+
+        Raises:
+            StateroomError, ValueError: As ``batch``.
+        """
+        procedures = [procedure_of(op) for op in ops]
+        pinned = self._endpoint.pin()
+        client = await self._connections.on_loop()
+        ticks = self._ticks.setdefault(asyncio.get_running_loop(), Ticks())
+        return await ticks.run(procedures, pinned, client.drive)
