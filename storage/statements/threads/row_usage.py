@@ -72,8 +72,8 @@ def _varies(column: Column[object]) -> bool:
 
 
 def _key(table: Table) -> list[str]:
-    """What tells a table's rows of one subject apart, in the order of its primary key."""
-    return [each.name for each in table.primary_key.columns if each.name not in _SCOPE]
+    """What tells a table's rows of one subject apart, in the order of its primary key; the subject, if it has but one."""
+    return [each.name for each in table.primary_key.columns if each.name not in _SCOPE] or ["subject_id"]
 
 
 def _page(table: Table, *, first: bool) -> Statement[UsagePage]:
