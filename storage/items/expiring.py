@@ -70,9 +70,9 @@ class Expiring:
 
         async def attempt(sealer: Sealer) -> int:
             async with self._access.unit_of_work.begin(scope) as transaction:
-                await refuse_held_items(transaction, self._access.control, scope.tenant_id)
                 await self._access.check_keys_in(transaction, scope, sealer)
                 locked = await lock_paths(transaction, sealer, [path_id], holds_lock(scope.tenant_id))
+                await refuse_held_items(transaction, self._access.control, scope.tenant_id)
                 over = await transaction.fetch_all(sql.OVER_IN_PATH, of_path=path_id, page_rows=PAGE_ROWS)
                 if not over:
                     return 0

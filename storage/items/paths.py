@@ -20,6 +20,7 @@ from storage.items.model import ITEM_PATHS_MAX, Labels
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
 from storage.statements.items import paths as sql
+from storage.statements.rules.retention import SHARE_HOLDS
 
 LISTS_BYTES_MAX: Final = 32 * 1024 * 1024
 _PAGE_ROWS: Final = 1_000
@@ -145,12 +146,24 @@ class LockedPath:
 async def lock_paths(
     transaction: Transaction, sealer: Sealer, path_ids: Iterable[bytes], holds: str
 ) -> dict[bytes, LockedPath]:
-    """Lock those of some paths that are there, in one order for everybody; removals are held up as by a hold.
+    """Lock those of some paths that are there, in one order for everybody, and after them what holds the tenant's rows.
+
+    Whoever sets a legal hold waits for removals that are under way: what is put may replace something. Where no path is
+    there is nothing to replace. The lock of holds is a statement of its own, because it belongs to no table, and what
+    holds is read after it.
+
+    Args:
+        transaction: The transaction that writes.
+        sealer: The scope's sealer.
+        path_ids: The names of the paths in rows.
+        holds: The name of the tenant's lock of holds.
 
     Raises:
         IntegrityFailure: One was edited outside the gateway.
     """
-    rows = await transaction.fetch_all(sql.LOCK_PATHS, path_ids=sorted(path_ids), lock=holds)
+    rows = await transaction.fetch_all(sql.LOCK_PATHS, path_ids=sorted(path_ids))
+    if rows:
+        await transaction.run(SHARE_HOLDS, lock=holds)
     return {row.path_id: LockedPath.of(sealer, row) for row in rows}
 
 

@@ -91,13 +91,14 @@ JOIN stateroom.items i ON i.tenant_id = :tenant_id AND i.subject_id = :subject_i
     ItemRow,
 )
 
-# A row for each name, also for one that nothing is stored under. After the paths are locked, so that it stays true.
+# A row for each name, also for one that nothing is stored under. After the paths are locked, so that it stays true, and
+# so that its moment is later than what was put before.
 FOUND = Statement(
     f"""
-SELECT w.path_id, w.key_id, i.revision, i.created_at, i.member, i.expires_at <= s.now AS over, s.keys_hash, s.now,
+SELECT w.path_id, w.key_id, i.revision, i.created_at, i.member, i.expires_at <= statement_timestamp() AS over,
+    {KEYS_HASH} AS keys_hash, statement_timestamp() AS now,
     r.policy, r.legal_hold, r.updated_at AS policy_updated_at, r.mac, r.mac_format
 FROM unnest(:path_ids::bytea[], :key_ids::bytea[]) AS w(path_id, key_id)
-CROSS JOIN (SELECT {KEYS_HASH} AS keys_hash, clock_timestamp() AS now) s
 LEFT JOIN stateroom.items i ON i.tenant_id = :tenant_id AND i.subject_id = :subject_id AND i.path_id = w.path_id
     AND i.key_id = w.key_id
 LEFT JOIN stateroom.retention r ON r.tenant_id = :tenant_id AND r.level = 'tenant' AND r.target = ''

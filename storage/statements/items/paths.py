@@ -30,12 +30,6 @@ class PathRow(msgspec.Struct, frozen=True):
     seal: bytes
 
 
-class LockedPath(PathRow, frozen=True):
-    """A path that is locked, and with it what holds the tenant's rows."""
-
-    holds: str
-
-
 class LabelsRow(msgspec.Struct, frozen=True):
     """A path's labels; ``share_check`` null: they are under no client's share."""
 
@@ -44,16 +38,13 @@ class LabelsRow(msgspec.Struct, frozen=True):
     labels: bytes
 
 
-# Whoever sets a legal hold waits for removals that are under way: what is put may replace something. Where no path is
-# there is nothing to replace.
 LOCK_PATHS = Statement(
     """
-SELECT path_id, share_check, sequence, seal, pg_advisory_xact_lock_shared(hashtextextended(:lock, 0))::text AS holds
-FROM stateroom.item_paths
+SELECT path_id, share_check, sequence, seal FROM stateroom.item_paths
 WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND path_id = ANY(:path_ids::bytea[])
 ORDER BY path_id FOR UPDATE
 """,
-    LockedPath,
+    PathRow,
 )
 ADD_PATH = Statement(
     """

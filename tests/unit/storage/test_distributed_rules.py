@@ -68,3 +68,10 @@ def test_what_an_update_sets_or_returns_is_the_same_wherever_it_is_computed():
         for found in re.finditer(r"\bSET\b(?! LOCAL)|\bRETURNING\b", text):
             clause = re.split(r"\bWHERE\b|\n\)", text[found.end() :])[0]
             assert not volatile.search(clause), name
+
+
+def test_a_lock_that_belongs_to_no_row_is_taken_by_a_statement_that_names_no_table():
+    """Beside a table it would be taken wherever the rows are, and not where everybody asks for it."""
+    for name, text in STATEMENTS.items():
+        if "pg_advisory" in text:
+            assert "stateroom." not in text, name
