@@ -26,6 +26,9 @@ class Finished:
     since: datetime | None
 
 
+_LEAD = timedelta(seconds=LEAD_SECONDS)
+
+
 class Upgrades:
     """The end of an upgrade."""
 
@@ -53,13 +56,16 @@ class Upgrades:
     async def begin(self) -> Finished:
         """Switch on what this build knows, in a deployment that has no tenant yet: no older build stored anything.
 
+        Where no process runs yet either, it holds at once: whoever comes reads what is on before it does anything.
+
         Raises:
             BuildTooOld, CryptoError, IntegrityFailure, OlderProcess, Unavailable: as `finish`.
         """
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
             if await transaction.fetch_only(COUNT_TENANTS):
                 return Finished((), None)
-        return await self.finish()
+            alone = not any(each.running for each in await seen(transaction))
+        return await self._finish(timedelta(0) if alone else _LEAD)
 
     async def finish(self, *, no_older_process: bool = False, actor: str = LOCAL_ACTOR) -> Finished:
         """Switch on what all processes know. Repeating it changes nothing.
@@ -72,10 +78,13 @@ class Upgrades:
             BuildTooOld, CryptoError, IntegrityFailure: as `pending`.
             Unavailable: the database cannot be reached.
         """
+        return await self._finish(_LEAD, no_older_process=no_older_process, actor=actor)
+
+    async def _finish(self, lead: timedelta, *, no_older_process: bool = False, actor: str = LOCAL_ACTOR) -> Finished:
         pending = await self.pending()
         if not pending:
             return Finished((), None)
-        since = self._clock.now() + timedelta(seconds=LEAD_SECONDS)
+        since = self._clock.now() + lead
         async with self._unit_of_work.begin(OperatorScope()) as transaction:
             await lock(transaction)
             await _refuse_older(transaction, pending, no_older_process=no_older_process)

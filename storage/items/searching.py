@@ -146,10 +146,10 @@ def _position(after: tuple[str, ...] | None) -> _Position | None:
 def _by_bytes(places: Sequence[sql.PlaceRow]) -> list[list[sql.PlaceRow]]:
     """Places in parts whose content one statement brings."""
     parts: list[list[sql.PlaceRow]] = []
-    size = PART_BYTES_MAX
+    size = 0
     for each in places:
         size += each.size
-        if size > PART_BYTES_MAX or len(parts[-1]) == PART_ROWS:
+        if not parts or size > PART_BYTES_MAX or len(parts[-1]) == PART_ROWS:
             parts.append([])
             size = each.size
         parts[-1].append(each)

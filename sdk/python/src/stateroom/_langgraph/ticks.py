@@ -75,11 +75,11 @@ def _advance(
 def _parts(asked: dict[int, Asked]) -> list[list[int]]:
     """What is asked in parts that are a request each. The reads come first: they see what is there before."""
     parts: list[list[int]] = []
-    size = BATCH_BYTES_MAX
+    size = 0
     for number in sorted(asked, key=lambda each: isinstance(asked[each], ItemWrite)):
         own = _bytes(asked[number])
         size += own
-        if size > BATCH_BYTES_MAX or len(parts[-1]) == OPERATIONS_MAX:
+        if not parts or size > BATCH_BYTES_MAX or len(parts[-1]) == OPERATIONS_MAX:
             parts.append([])
             size = own
         parts[-1].append(number)
