@@ -5,16 +5,16 @@ In this order, each step durable and repeatable:
 1. **settle**: wait until no request is at work that began before the rotation; what is saved later is sealed anew.
 2. **threads**: a few rows at a time, under the thread's lock: chunks, checkpoints, pending writes, heads, and the
    thread's own seal last. **blobs**: pointers, open uploads and artifacts; the objects themselves stay. **receipts**:
-   those of idempotency keys.
+   those of idempotency keys. **items**: their envelopes, then labels and seals of their paths, then the subject's seal.
 3. **count**: by the headers of the envelopes. Something is left (a copy moved old chunks meanwhile): once more from 2.
    Nothing is left: older versions become retired.
 4. **drain**: wait as in 1, and count again; still nothing: they are destroyed, with an entry in the audit log.
 
 Readers and writers go on all the time; a crash at any point leaves every envelope readable, because a version goes
 last. Re-sealing opens and seals the same bytes at the same place (`storage.key_lifecycle.sealed_again`): ids, digests
-and live sets do not change. Threads under a client-held share are left as they are and keep the older versions. So are
-archives and segments, unless the rotation was asked to be complete: then **objects** is a step after the receipts,
-which writes them again (`storage.key_lifecycle.rewriting`).
+and live sets do not change. Threads and items under a client-held share are left as they are and keep the older
+versions. So are archives and segments, unless the rotation was asked to be complete: then **objects** is a step after
+the items, which writes them again (`storage.key_lifecycle.rewriting`).
 """
 
 import asyncio
@@ -33,6 +33,7 @@ from storage.encoding import decode_json, encode_json
 from storage.errors import IntegrityFailure, NotFound
 from storage.format.key_versions import check_key_version
 from storage.format.manifest import chunk_location
+from storage.items.resealing import ItemPosition, reseal_items
 from storage.key_lifecycle.parts import Parts
 from storage.key_lifecycle.rewriting import Rewriting
 from storage.key_lifecycle.sealed_again import active_version, seal_thread_again, sealed_again
@@ -94,6 +95,8 @@ class Reseal:
                 return await self._blobs(lease, scope, *at)
             case "receipts":
                 return await self._receipts(lease, scope, *at)
+            case "items":
+                return await self._items(lease, scope, *at)
             case "objects":
                 return await self._objects(lease, scope, *at)
             case _:
@@ -175,12 +178,28 @@ class Reseal:
                             receipt=again,
                             receipt_before=row.receipt,
                         )
-                position: tuple[str | int, ...] = ("count", done_before)
+                position: tuple[str | int | None, ...] = ("items", done_before, "", "")
                 if len(rows) == BATCH_ROWS:
                     position = ("receipts", done_before, rows[-1].idempotency_key)
+                await lease.advance(transaction, _position(*position), done)
+
+        await self._paced(lambda: self._access.with_existing_keys(scope, with_sealer, NotFound()))
+        return MORE
+
+    async def _items(self, lease: Lease, scope: Scope, done_before: int, path_id: str, key_id: str | None) -> Slice:
+        begin = ItemPosition(bytes.fromhex(path_id), None if key_id is None else bytes.fromhex(key_id))
+
+        async def with_sealer(sealer: Sealer) -> None:
+            async with self._access.unit_of_work.begin(scope) as transaction:
+                await self._access.check_keys_in(transaction, scope, sealer)
+                batch = await reseal_items(transaction, sealer, begin)
+                position: tuple[str | int | None, ...] = ("count", done_before)
+                if (after := batch.position) is not None:
+                    key = None if after.key_id is None else after.key_id.hex()
+                    position = ("items", done_before, after.path_id.hex(), key)
                 elif lease.kind == COMPLETE_KIND:
                     position = ("objects", done_before, "", 0)
-                await lease.advance(transaction, _position(*position), done)
+                await lease.advance(transaction, _position(*position), batch.done)
 
         await self._paced(lambda: self._access.with_existing_keys(scope, with_sealer, NotFound()))
         return MORE
@@ -215,8 +234,8 @@ class Reseal:
                     return MORE
                 if found.aside:
                     note = (
-                        f"{found.aside} envelopes of threads under a client-held share, or archived, were left as they"
-                        " are; the older key versions stay for them"
+                        f"{found.aside} envelopes of threads and items under a client-held share, or archived, were"
+                        " left as they are; the older key versions stay for them"
                     )
                     return Slice(ended=True, note=note)
                 await transaction.run(sql.RETIRE_SUBJECT_KEYS, before_version=sealer.active_key_version)
@@ -279,7 +298,7 @@ class _Thread:
         self.finished = other.finished
 
 
-def _position(*parts: str | int) -> str:
+def _position(*parts: str | int | None) -> str:
     return encode_json(parts).decode()
 
 

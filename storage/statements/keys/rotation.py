@@ -388,9 +388,10 @@ EXISTS (SELECT FROM stateroom.threads t WHERE t.tenant_id = :tenant_id AND t.sub
 """
 
 
-# How many envelopes another version than the given one sealed: those to re-seal, and those that are set aside. What is
-# in an archive is counted once for the thread, by the versions its stub names, which `storage.key_lifecycle.reseal`
-# authenticates before it believes that they are none.
+# How many envelopes another version than the given one sealed: those to re-seal, and those that are set aside. Of a
+# path under a client's share those are its labels and items; its seal takes no share. What is in an archive is counted
+# once for the thread, by the versions its stub names, which `storage.key_lifecycle.reseal` authenticates before it
+# believes that they are none.
 COUNT_STALE = Statement(
     f"""
 SELECT coalesce(sum(rows) FILTER (WHERE NOT aside), 0)::bigint AS stale,
@@ -405,6 +406,16 @@ FROM (
     }
     UNION ALL SELECT false, 1 FROM stateroom.idempotency x
     WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND x.receipt IS NOT NULL AND {_other("x.receipt")}
+    UNION ALL SELECT p.share_check IS NOT NULL, 1 FROM stateroom.items x
+    LEFT JOIN stateroom.item_paths p ON p.tenant_id = :tenant_id AND p.subject_id = :subject_id
+        AND p.path_id = x.path_id
+    WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND {_other("x.envelope")}
+    UNION ALL SELECT x.share_check IS NOT NULL, 1 FROM stateroom.item_paths x
+    WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND {_other("x.labels")}
+    UNION ALL SELECT false, 1 FROM stateroom.item_paths x
+    WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND {_other("x.seal")}
+    UNION ALL SELECT false, 1 FROM stateroom.item_scopes x
+    WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND {_other("x.seal")}
     UNION ALL SELECT true, 1 FROM stateroom.archives x
     WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id
       AND ({_other("x.sealed")} OR x.key_versions <> ARRAY[('x' || encode(:version, 'hex'))::bit(32)::integer])

@@ -1,0 +1,137 @@
+"""Sealing a subject's items again under its active data key: one step of a re-seal, a few rows at a time.
+
+Items come first, then paths with their labels and seals, then the subject's seal. The same content is sealed at the
+same place: revisions, members, sequences and live sets stay, and only envelopes change. An item is stored under the
+lock of its path, and only over the envelope that was opened, so that a put at the same moment wins. What is under a
+client's share is left as it is; the seals of its paths take no share, and are sealed again. What is damaged is left,
+too, and keeps the older version alive.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from crypto import KeyDestroyed, Sealer
+from storage.concurrency.turns import Pauses
+from storage.errors import IntegrityFailure
+from storage.format.items.item import open_item, open_labels, seal_item, seal_labels
+from storage.format.items.seals import PathSeal, ScopeSeal
+from storage.postgres.unit_of_work import Transaction
+from storage.statements.items import items as items_sql
+from storage.statements.items import paths as paths_sql
+from storage.statements.items import resealing as sql
+
+# What one batch opens: rows, and bytes of their envelopes, unless the first has more.
+BATCH_ROWS: Final = 64
+BATCH_BYTES_MAX: Final = 2 * 1024 * 1024
+_DAMAGED: Final = (IntegrityFailure, KeyDestroyed)
+
+
+@dataclass(frozen=True, slots=True)
+class ItemPosition:
+    """Where a re-seal of items goes on: after an item, or (``key_id`` None) after a path, when all items are done."""
+
+    path_id: bytes = b""
+    key_id: bytes | None = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Resealed:
+    """What a batch did, and where to go on; None: that was all."""
+
+    done: int
+    position: ItemPosition | None
+
+
+async def reseal_items(transaction: Transaction, sealer: Sealer, position: ItemPosition) -> Resealed:
+    """Seal a batch again, in the caller's transaction, which compared the sealer's keys with the stored ones."""
+    version = sealer.active_key_version.to_bytes(4)
+    if position.key_id is None:
+        return await _paths(transaction, sealer, version, position.path_id)
+    places = await transaction.fetch_all(
+        sql.STALE_PLACES, version=version, path_id=position.path_id, key_id=position.key_id, page_rows=BATCH_ROWS
+    )
+    few = _by_bytes(places)
+    done = await _items(transaction, sealer, few) if few else 0
+    if len(few) < len(places) or len(places) == BATCH_ROWS:
+        return Resealed(done, ItemPosition(few[-1].path_id, few[-1].key_id))
+    return Resealed(done, ItemPosition(key_id=None))
+
+
+def _by_bytes(places: Sequence[sql.PlaceSize]) -> Sequence[sql.PlaceSize]:
+    """So many of the first places that what is there may be opened at once."""
+    size = 0
+    for number, each in enumerate(places):
+        size += each.size
+        if number and size > BATCH_BYTES_MAX:
+            return places[:number]
+    return places
+
+
+async def _items(transaction: Transaction, sealer: Sealer, places: Sequence[sql.PlaceSize]) -> int:
+    path_ids, key_ids = [each.path_id for each in places], [each.key_id for each in places]
+    rows = await transaction.fetch_all(items_sql.NAMED, path_ids=path_ids, key_ids=key_ids)
+    pauses = Pauses()
+    again: list[dict[str, object]] = []
+    for row in sorted(rows, key=lambda each: (each.path_id, each.key_id)):
+        envelope = _sealed_again(sealer, row)
+        await pauses.after(2 * len(row.envelope))
+        if envelope is not None:
+            place = {"path_id": row.path_id, "key_id": row.key_id, "revision": row.revision}
+            again.append({**place, "envelope": envelope, "envelope_before": row.envelope})
+    if not again:
+        return 0
+    await transaction.run(sql.LOCK_PATHS, path_ids=sorted({*path_ids}))
+    return sum([await transaction.run(sql.RESEAL_ITEM, **each) for each in again])
+
+
+def _sealed_again(sealer: Sealer, row: items_sql.ItemRow) -> bytes | None:
+    """An item's envelope under the active version, or None if it is damaged."""
+    try:
+        sealed = seal_item(sealer, row.columns, open_item(sealer, row.columns, row.envelope, row.member))
+    except _DAMAGED:
+        return None
+    return sealed.envelope if sealed.member == row.member else None
+
+
+async def _paths(transaction: Transaction, sealer: Sealer, version: bytes, after: bytes) -> Resealed:
+    rows = await transaction.fetch_all(sql.LOCK_STALE_PATHS, version=version, path_id=after, page_rows=BATCH_ROWS)
+    done = 0
+    for row in rows:
+        seal, labels = _path_seal(sealer, row), _path_labels(sealer, row)
+        if seal is not None or labels is not None:
+            await transaction.run(sql.RESEAL_PATH, path_id=row.path_id, seal=seal, labels=labels)
+            done += (seal is not None) + (labels is not None)
+    if len(rows) == BATCH_ROWS:
+        return Resealed(done, ItemPosition(rows[-1].path_id, None))
+    return Resealed(done + await _scope(transaction, sealer, version), None)
+
+
+def _path_seal(sealer: Sealer, row: sql.StalePath) -> bytes | None:
+    if not row.stale_seal:
+        return None
+    place = (row.path_id, row.share_check, row.sequence)
+    try:
+        return PathSeal.open(sealer, *place, row.seal).seal(sealer, *place)
+    except _DAMAGED:
+        return None
+
+
+def _path_labels(sealer: Sealer, row: sql.StalePath) -> bytes | None:
+    if row.labels is None:
+        return None
+    try:
+        return seal_labels(sealer, row.path_id, open_labels(sealer, row.path_id, row.labels))
+    except _DAMAGED:
+        return None
+
+
+async def _scope(transaction: Transaction, sealer: Sealer, version: bytes) -> int:
+    row = await transaction.fetch_one(sql.LOCK_STALE_SCOPE, version=version)
+    if row is None:
+        return 0
+    try:
+        seal = ScopeSeal.open(sealer, row.sequence, row.seal).seal(sealer, row.sequence)
+    except _DAMAGED:
+        return 0
+    return await transaction.run(paths_sql.SET_SCOPE, sequence=row.sequence, seal=seal)
