@@ -42,7 +42,7 @@ async def in_the_background(services: Services, *, for_all: bool) -> AsyncIterat
     # Not cancelled: they may hold notes; their last round writes what is left.
     noting = [
         asyncio.create_task(_repeat("flush", FLUSH_SECONDS, store.audit.flush, ended, metrics)),
-        asyncio.create_task(_repeat("items", FLUSH_SECONDS, store.items.keeping.flush, ended, metrics)),
+        asyncio.create_task(_repeat("items", FLUSH_SECONDS, store.items.flush, ended, metrics)),
         asyncio.create_task(_repeat("heads", head_anchors.ANCHOR_SECONDS, store.head_anchors.flush, ended, metrics)),
     ]
     # What is left of these is done by the next process, or by another one.

@@ -1,12 +1,13 @@
 """A subject's paths: their opened labels, their seals, and how they come and go.
 
 Owns that the paths there are, are those that the subject's seal counts: whoever lists them compares. What was opened is
-kept for as long as that seal's bytes stay the same, in memory that is bounded for the process. It does not know what is
-in a path.
+kept for as long as that seal's bytes stay the same, in memory that is bounded for the process, and not for long: never
+what is under a client's share, and nothing of a subject whose keys are gone. It does not know what is in a path.
 """
 
+import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +24,8 @@ from storage.statements.items import paths as sql
 from storage.statements.rules.retention import SHARE_HOLDS
 
 LISTS_BYTES_MAX: Final = 32 * 1024 * 1024
+# About as long as keys are cached.
+LIST_SECONDS: Final = 300.0
 _PAGE_ROWS: Final = 1_000
 _PATH_BYTES: Final = 200  # what a path takes in memory besides its labels
 _NO_SEQUENCE: Final = 0
@@ -47,12 +50,19 @@ class PathList:
 
 
 class PathLists:
-    """Lists of paths that were opened, the last used of all subjects."""
+    """Lists of paths that were opened, the last opened of all subjects."""
 
-    def __init__(self, bytes_max: int = LISTS_BYTES_MAX) -> None:
+    def __init__(self, bytes_max: int = LISTS_BYTES_MAX, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._bytes_max = bytes_max
-        self._lists: OrderedDict[tuple[Scope, bytes | None], PathList] = OrderedDict()
+        self._monotonic = monotonic
+        # By subject, in the order of when they were opened; never used longer than their keys.
+        self._lists: OrderedDict[Scope, tuple[float, PathList]] = OrderedDict()
         self._bytes = 0
+
+    @property
+    def subjects(self) -> int:
+        """The number of subjects of which paths are kept."""
+        return len(self._lists)
 
     async def read(self, transaction: Transaction, scope: Scope, sealer: Sealer, now: sql.ScopeNow) -> PathList:
         """The paths of a subject in a snapshot, which also gave ``now``.
@@ -60,24 +70,34 @@ class PathLists:
         Raises:
             IntegrityFailure: A path was removed, added or edited outside the gateway.
         """
-        key = (scope, share_check(sealer))
-        known = self._lists.get(key)
-        if known is not None and known.seal == now.seal:
-            self._lists.move_to_end(key)
-            return known
+        self.forget_old()
+        known = None if sealer.shared else self._lists.get(scope)
+        if known is not None and known[1].seal == now.seal:
+            return known[1]
         opened = await _opened(transaction, sealer, now)
-        self.forget(scope, key[1])
-        if opened.bytes <= self._bytes_max:
-            self._lists[key] = opened
-            self._bytes += opened.bytes
-            while self._bytes > self._bytes_max:
-                self._bytes -= self._lists.popitem(last=False)[1].bytes
+        if not sealer.shared:
+            self._keep(scope, opened)
         return opened
 
-    def forget(self, scope: Scope, share: bytes | None) -> None:
-        """Forget a subject's paths, as far as they are under this share."""
-        known = self._lists.pop((scope, share), None)
-        self._bytes -= 0 if known is None else known.bytes
+    def _keep(self, scope: Scope, opened: PathList) -> None:
+        self.forget(scope)
+        if opened.bytes > self._bytes_max:
+            return
+        self._lists[scope] = self._monotonic(), opened
+        self._bytes += opened.bytes
+        while self._bytes > self._bytes_max:
+            self.forget(next(iter(self._lists)))
+
+    def forget(self, scope: Scope) -> None:
+        """Forget a subject's paths: its keys are gone, or others are known now."""
+        known = self._lists.pop(scope, None)
+        self._bytes -= 0 if known is None else known[1].bytes
+
+    def forget_old(self) -> None:
+        """Forget what was opened a while ago: nobody may come to say that its keys are gone."""
+        oldest = self._monotonic() - LIST_SECONDS
+        while self._lists and next(iter(self._lists.values()))[0] <= oldest:
+            self.forget(next(iter(self._lists)))
 
 
 async def _opened(transaction: Transaction, sealer: Sealer, now: sql.ScopeNow) -> PathList:

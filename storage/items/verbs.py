@@ -12,7 +12,7 @@ from datetime import datetime
 
 import msgspec
 
-from crypto import Sealer
+from crypto import KeyDestroyed, Sealer
 from storage.access.access import Access
 from storage.access.idempotency import claim, settle
 from storage.control.features import ITEMS, Features
@@ -108,7 +108,7 @@ class Items:
     def __init__(self, access: Access, features: Features) -> None:
         self._access = access
         self._features = features
-        self._lists = PathLists()
+        self.lists = PathLists()
         self.keeping = Keeping(access.unit_of_work)
         self.expiring = Expiring(access)
 
@@ -143,6 +143,15 @@ class Items:
         await self._access.control.ready()
         return Results(reads.gets, await self._write(scope, batch, idempotency, share), reads.searches, reads.paths)
 
+    async def flush(self) -> None:
+        """Write what was read lately and lives on, and forget paths that were opened a while ago.
+
+        Raises:
+            StorageError: As `Keeping.flush`.
+        """
+        self.lists.forget_old()
+        await self.keeping.flush()
+
     async def get(self, scope: Scope, batch: Batch, *, share: ClientShare | None = None) -> Item:
         """The only item of a batch.
 
@@ -158,7 +167,7 @@ class Items:
         async def attempt(sealer: Sealer) -> Results:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
-                reading, budget = Reading(transaction, scope, sealer, self._lists, self.keeping), Budget()
+                reading, budget = Reading(transaction, scope, sealer, self.lists, self.keeping), Budget()
                 return Results(
                     gets=await reading.gets(batch.gets),
                     searches=[await search(reading, budget, each) for each in batch.searches],
@@ -167,6 +176,9 @@ class Items:
 
         try:
             return await self._access.with_existing_keys(scope, attempt, NotFound(), share)
+        except KeyDestroyed:
+            self.lists.forget(scope)
+            raise
         except NotFound:  # a subject without keys has no items
             nothing: list[Item | None] = [None] * len(batch.gets)
             return Results(nothing, [], [Page([], None) for _ in batch.searches], [Page([], None) for _ in batch.paths])
@@ -189,5 +201,8 @@ class Items:
 
         try:
             return [*await self._access.with_keys(scope, attempt, share)]
+        except KeyDestroyed:
+            self.lists.forget(scope)
+            raise
         except _UndoneError as undone:
             return [each if isinstance(each, StorageError) else None for each in undone.outcomes]

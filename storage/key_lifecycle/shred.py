@@ -59,6 +59,7 @@ SLICE_SECONDS = 2.0
 UPHOLD_SECONDS = 300.0
 _KEYS_PAGE = 1000
 _PAGE = 100
+_ITEMS_PAGE = 1000
 
 
 def _position(*parts: str) -> str:
@@ -324,12 +325,28 @@ class Shred:
                     return False
             if not thread_ids:
                 break
+        if not await self._purge_items(lease, scope, after, until):
+            return False
         async with self._unit_of_work.begin(scope) as transaction:
             await self._ledger.condemn_subject(transaction)
             for purge in sql.PURGE_REST:
                 await transaction.run(purge)
             await lease.advance(transaction, _position("purge", after))
         return True
+
+    async def _purge_items(self, lease: Lease, scope: Scope, after: str, until: float) -> bool:
+        path_id, key_id = b"", b""
+        while True:
+            async with self._unit_of_work.begin(scope) as transaction:
+                gone = await transaction.fetch_all(
+                    sql.PURGE_ITEMS, path_id=path_id, key_id=key_id, page_rows=_ITEMS_PAGE
+                )
+                await lease.advance(transaction, _position("purge", after), len(gone))
+            if len(gone) < _ITEMS_PAGE:
+                return True
+            if time.monotonic() > until:
+                return False
+            path_id, key_id = max((row.path_id, row.key_id) for row in gone)
 
     # --- tombstones ------------------------------------------------------------------------------------------------
 

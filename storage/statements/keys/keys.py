@@ -94,6 +94,10 @@ SELECT coalesce(
          ORDER BY thread_id, namespace LIMIT 1),
         (SELECT true FROM stateroom.pending_writes WHERE tenant_id = :tenant_id AND subject_id = :subject_id
          ORDER BY thread_id, namespace, checkpoint_id, task_id, idx LIMIT 1),
+        (SELECT true FROM stateroom.item_scopes WHERE tenant_id = :tenant_id AND subject_id = :subject_id
+         ORDER BY tenant_id, subject_id LIMIT 1),
+        (SELECT true FROM stateroom.items WHERE tenant_id = :tenant_id AND subject_id = :subject_id
+         ORDER BY path_id, key_id LIMIT 1),
         false)
 """,
     bool,

@@ -84,7 +84,28 @@ ORDER BY subject_id LIMIT :limit
 
 PURGE_REST = tuple(
     Statement(f"DELETE FROM stateroom.{table} WHERE tenant_id = :tenant_id AND subject_id = :subject_id")
-    for table in ("idempotency", "removed_threads")
+    for table in ("idempotency", "removed_threads", "item_paths", "item_scopes")
+)
+
+
+class PurgedItem(msgspec.Struct, frozen=True):
+    """Where an item was that a shred took away."""
+
+    path_id: bytes
+    key_id: bytes
+
+
+# A page of a subject's items, in order; the next page begins behind the greatest, past the rows that are gone.
+PURGE_ITEMS = Statement(
+    """
+DELETE FROM stateroom.items i USING (
+    SELECT path_id, key_id FROM stateroom.items
+    WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND (path_id, key_id) > (:path_id, :key_id)
+    ORDER BY path_id, key_id LIMIT :page_rows) page
+WHERE i.tenant_id = :tenant_id AND i.subject_id = :subject_id AND i.path_id = page.path_id AND i.key_id = page.key_id
+RETURNING i.path_id, i.key_id
+""",
+    PurgedItem,
 )
 
 # What says how a tenant's threads are saved to and kept, and the rounds that look for them: nothing is left to keep.

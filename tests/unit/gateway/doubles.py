@@ -329,14 +329,9 @@ class Features:
         pass
 
 
-class Keeping:
+class Items:
     async def flush(self) -> None:
         pass
-
-
-class Items:
-    def __init__(self) -> None:
-        self.keeping = Keeping()
 
 
 class MemoryStore:
