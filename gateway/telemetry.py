@@ -164,6 +164,9 @@ class Metrics:
         self.retained_bytes_total = self._counter(
             "stateroom_retained_bytes_total", "Bytes that rounds archived or expired."
         )
+        self.items_expired_total = self._counter(
+            "stateroom_items_expired_total", "Items that rounds of retention removed because their time was over."
+        )
         self.retention_failures_total = self._counter(
             "stateroom_retention_failures_total", "Rounds, and acts of rounds, that failed.", ["what"]
         )
@@ -365,6 +368,7 @@ class Metrics:
         for name, child in self._retained.items():
             child.inc(getattr(done, name))
         self.retained_bytes_total.inc(done.bytes)
+        self.items_expired_total.inc(done.items_expired)
         self.retention_failures_total.labels("act").inc(done.failed)
         self.retention_failures_total.labels("quota").inc(done.over_quota)
         self.round_ended("retention")

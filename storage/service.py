@@ -202,9 +202,8 @@ class Store:
         self.processes = self.upgrades.processes
         self.retention_policies = RetentionPolicies(self.unit_of_work, self.audit, self.control)
         self.retention_preview = RetentionPreview(self.unit_of_work, self.pruning, self.archives, self.control)
-        self.retaining = Retaining(
-            self.unit_of_work, self.audit, clock, Acts(self.threads, self.pruning, self.archives), self.control
-        )
+        acts = Acts(self.threads, self.pruning, self.archives, self.items.expiring)
+        self.retaining = Retaining(self.unit_of_work, self.audit, clock, acts, self.control)
         self.workers = Workers(observer, steps_folder=options.steps_folder, traceable=options.traceable)
         self.state_schemas = StateSchemas(self.unit_of_work, self.audit, clock, self.control, self.workers)
         self.adoptions = Adoptions(self.unit_of_work, self.audit, self.control, self.state_schemas)

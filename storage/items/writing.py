@@ -28,7 +28,7 @@ from storage.items.paths import LockedPath, add_paths, lock_paths, store_paths
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
 from storage.statements.items import items as sql
-from storage.statements.rules.retention import holds_lock
+from storage.statements.rules.retention import BEGIN_ROUNDS, holds_lock
 from storage.threads.holds import tenant_is_held
 
 Place = tuple[bytes, bytes]
@@ -187,6 +187,8 @@ class Writing:
         if deletes:
             await self._transaction.run_many(sql.DELETE, deletes)
         await store_paths(self._transaction, self._sealer, [path for _, path in sorted(changed.items())])
+        if any(put["expires_at"] is not None for put in puts):  # last: whoever waits here has all of its locks
+            await self._transaction.run(BEGIN_ROUNDS, owner=self._scope.tenant_id)
 
 
 def _stored(row: sql.FoundRow) -> _Stored | None:

@@ -1,4 +1,4 @@
-"""Rounds of retention: archive, delete, expire and thin what is due, a tenant at a time.
+"""Rounds of retention: archive, delete, expire and thin what is due, and remove items that are over, by tenants.
 
 1. A tenant whose time has come is leased (`retention_rounds`): one process works on it, and another one goes on where a
    dead one stopped.
@@ -9,6 +9,8 @@
    is said, so that a save or a new policy that arrived meanwhile wins. A legal hold is asked about in the transaction
    of each.
 4. After each page the position is committed. A crash repeats a page, whose threads are then found not to be due.
+5. When the threads are done, items go whose time is over (`storage.items.expiring`), whether or not a policy says
+   anything; what a slice does not come to is left for the next one.
 
 A round spares other work: so many acts a second, a few at a time, a slice of a tenant before the next one's turn, and
 intervals that jitter, so that processes and tenants do not fall into step. What cannot be done now (busy, object store
@@ -20,6 +22,7 @@ moment at which something that is due is done.
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -50,6 +53,7 @@ from storage.errors import (
     ThreadNotFound,
     Unavailable,
 )
+from storage.items.expiring import Expiring
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.retention.examining import (
     BESIDES,
@@ -92,6 +96,7 @@ OVERLAP_SECONDS = 300.0
 # Something that is due is late when it was still there after so long.
 LATE_SECONDS = 2 * ROUND_SECONDS
 _ROUND_ACTION = "retention.round"
+_ITEMS_EXPIRED = "items_expired"
 # `gone`: the thread is not there any more, or nothing is due of it any more. `left`: not now. `failed`: not ever.
 # `unavailable`: not before the deployment has an archive. `over-quota`: not before the tenant's quota of bytes in the
 # object store has room, without which its rows stay in the database.
@@ -113,7 +118,8 @@ class Round(Tally):
     were removed. ``checkpoints`` and ``pending_writes`` were removed by thinning and with segments. ``bytes`` is the
     size of envelopes that archiving and moving took from the database, and of objects that expired. ``held`` threads
     are under a legal hold. ``left`` acts could not be done now, ``over_quota`` ones not before the tenant's quota of
-    bytes has room, ``failed`` ones cannot be done, because what they are about is damaged.
+    bytes has room, ``failed`` ones cannot be done, because what they are about is damaged. ``items_expired`` were
+    removed because their time was over.
     """
 
     tenants: int = 0
@@ -124,6 +130,7 @@ class Round(Tally):
     thinned: int = 0
     segmented: int = 0
     segments_expired: int = 0
+    items_expired: int = 0
     checkpoints: int = 0
     pending_writes: int = 0
     bytes: int = 0
@@ -250,6 +257,7 @@ class Acts:
     threads: Threads
     pruning: Pruning
     archives: Archives
+    expiring: Expiring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,6 +361,8 @@ class Retaining(Rounds[Round, RetentionCensus]):
         did: dict[str, Any] = {
             action: count for action in ACTIONS if (count := progress.counts.get(f"done_{action}", 0)) > 0
         }
+        if (items := progress.counts.get(_ITEMS_EXPIRED, 0)) > 0:
+            did[_ITEMS_EXPIRED] = items
         async with self._unit_of_work.begin(TenantScope(lease.tenant_id)) as transaction:
             ended = await transaction.run(
                 sql.FINISH,
@@ -406,9 +416,28 @@ class Retaining(Rounds[Round, RetentionCensus]):
             last = (rows[-1].subject_id, rows[-1].thread_id) if rows else None
             await self._advance(lease, last)
             if len(rows) < self._limits.page_rows:
-                return True
+                return await self._expire_items(lease, round_, until)
             if until is not None and time.monotonic() > until:
                 return False
+
+    async def _expire_items(self, lease: _Lease, round_: Round, until: float | None) -> bool:
+        """Remove items whose time is over, step by step; returns whether all were looked at."""
+        try:
+            async with aclosing(self._acts.expiring.run(TenantScope(lease.tenant_id))) as steps:
+                async for step in steps:
+                    round_.items_expired += step.items
+                    round_.failed += step.damaged
+                    lease.progress.count(_ITEMS_EXPIRED, step.items)
+                    late = until is not None and time.monotonic() > until
+                    if late or time.monotonic() - lease.renewed > RENEW_SECONDS:
+                        await self._advance(lease)
+                    if late:
+                        return False
+                    await self._pace.turn()
+        except _NOT_NOW:
+            round_.left += 1
+            lease.progress.again = True
+        return True
 
     async def _act_on(self, lease: _Lease, round_: Round, rows: Sequence[FactsRow]) -> None:
         """Act on threads of a page, a few at a time; each to its end, also when another one stops the round."""

@@ -72,8 +72,10 @@ class FoundRow(msgspec.Struct, frozen=True):
 class ExpiredRow(msgspec.Struct, frozen=True):
     """An item whose time is over, of any subject."""
 
+    expires_at: datetime
     subject_id: str
     path_id: bytes
+    key_id: bytes
 
 
 _OVER = "coalesce(i.expires_at <= statement_timestamp(), false)"
@@ -151,13 +153,13 @@ ORDER BY i.updated_at DESC, i.key_id DESC LIMIT :page_rows
 
 # --- what is over ----------------------------------------------------------------------------------------------------
 
-# By the tenant's binding.
+# By the tenant's binding, from the first that was over on.
 EXPIRED = Statement(
     """
-SELECT DISTINCT subject_id, path_id FROM (
-    SELECT subject_id, path_id FROM stateroom.items
-    WHERE tenant_id = :tenant_id AND expires_at <= statement_timestamp() ORDER BY expires_at LIMIT :page_rows
-) page ORDER BY subject_id, path_id
+SELECT expires_at, subject_id, path_id, key_id FROM stateroom.items
+WHERE tenant_id = :tenant_id AND expires_at <= statement_timestamp()
+  AND (expires_at, subject_id, path_id, key_id) > (:expires_at, :subject_id, :path_id, :key_id)
+ORDER BY expires_at, subject_id, path_id, key_id LIMIT :page_rows
 """,
     ExpiredRow,
 )

@@ -379,7 +379,7 @@ PRESENT = Statement("SELECT statement_timestamp()", datetime)
 
 # --- rounds ----------------------------------------------------------------------------------------------------------
 
-# Where anybody says something, there are rounds.
+# Where anybody says something, or puts an item that will be over, there are rounds.
 BEGIN_ROUNDS = Statement("INSERT INTO stateroom.retention_rounds (tenant_id) VALUES (:owner) ON CONFLICT DO NOTHING")
 
 # The next round comes so many seconds from now; a round that is under way goes on.

@@ -39,6 +39,7 @@ NAMES = {
     "stateroom_threads",
     "stateroom_threads_held",
     "stateroom_retained_total",
+    "stateroom_items_expired_total",
     "stateroom_retained_bytes_total",
     "stateroom_retention_failures_total",
     "stateroom_retention_due",

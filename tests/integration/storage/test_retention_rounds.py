@@ -59,7 +59,7 @@ def tenant(scope):
 
 
 def rounds(store, clock, *, threads=None, pruning=None, archives=None, **limits):
-    acts = Acts(threads or store.threads, pruning or store.pruning, archives or store.archives)
+    acts = Acts(threads or store.threads, pruning or store.pruning, archives or store.archives, store.items.expiring)
     limits = RoundLimits(**{"acts_per_second": 10_000, **limits})
     return Retaining(store.unit_of_work, store.audit, clock, acts, store.control, limits)
 

@@ -224,7 +224,7 @@ async def spend(year, admin, threads):
         year.store.unit_of_work,
         year.store.audit,
         year.passing,
-        Acts(year.store.threads, year.store.pruning, year.store.archives),
+        Acts(year.store.threads, year.store.pruning, year.store.archives, year.store.items.expiring),
         year.store.control,
         RoundLimits(acts_per_second=100_000, acts_at_once=AT_ONCE),
     )
