@@ -9,8 +9,11 @@ import httpx
 import pytest
 
 from gateway.cli.main import run
+from storage.control.features import ITEMS
 from storage.format.audit import verify_export
+from tests.support.features import finish_upgrade
 from tests.support.gateway import GatewayProcess
+from tests.support.operations import encoded
 from tests.support.production import serving
 from tests.support.tenants import new_tenant
 
@@ -111,3 +114,49 @@ async def test_accesses_are_on_record_when_the_gateway_was_stopped(launcher, dep
     assert sum(each["count"] for each in saves) == 3
     assert {each["target"] for each in saves} == {"subject/user-7/thread/t9"}
     assert {each["action"] for each in of_operators} >= {"api-key.create", "tenant.create"}
+
+
+SECRETS = ("their-path", "and-its-end", "their-key", "their-value", "Zo\u00eb / key")
+
+
+async def test_reads_and_writes_of_items_are_on_record_without_a_word_of_them(launcher, deployment):
+    """Who did what to whose items, and how it ended; what a client calls a path or a key is as secret as the value."""
+    path, key, value, odd = ["their-path", "and-its-end"], "their-key", {"note": "their-value"}, SECRETS[-1]
+    place = f"/v1/items/{','.join(path)}/"
+    await finish_upgrade(deployment, ITEMS)
+    async with serving(launcher, deployment) as gateway:
+        async with gateway.client("user-8") as client:
+            first = await client.put(place + key, json={"value": value}, headers={"Idempotency-Key": "their-key"})
+            assert first.status_code == 201, first.text
+            assert (await client.put(place + encoded(odd), json={"value": value})).status_code == 201
+            assert (await client.put(place + key, json={"value": [1]})).status_code == 422
+            assert (
+                await client.put(place + key, json={"value": value}, headers={"If-Match": '"7"'})
+            ).status_code == 412
+            assert (await client.get(place + key)).json()["value"] == value
+            assert (await client.get(f"{place}their-key-too")).status_code == 404
+            wanted = {"prefix": path[:1], "filter": value}
+            assert len((await client.post("/v1/items:search", json=wanted)).json()["items"]) == 2
+            assert (await client.post("/v1/items:paths", json={"suffix": path[1:]})).json()["paths"] == [path]
+            batch = {"gets": [{"path": path, "key": key}], "writes": [{"path": path, "key": key, "delete": True}]}
+            assert (await client.post("/v1/items:batch", json=batch)).status_code == 200
+            assert (await client.delete(place + encoded(odd))).status_code == 200
+        assert await gateway.stop() == 0
+        log = gateway.log
+        await gateway.start()
+        async with gateway.client() as client:
+            found = await client.get("/v1/audit")
+    accesses = [
+        each
+        for event in found.json()["events"] if event["action"] == "access"
+        for each in event["detail"]["accesses"] if each["target"].startswith("subject/user-8")
+    ]  # fmt: skip
+    assert {each["target"] for each in accesses} == {"subject/user-8"}
+    counts = {(each["action"], each["status"]): each["count"] for each in accesses}
+    assert counts == {
+        ("put_item", 201): 2, ("put_item", 422): 1, ("put_item", 412): 1, ("get_item", 200): 1, ("get_item", 404): 1,
+        ("search_items", 200): 1, ("list_item_paths", 200): 1, ("run_item_batch", 200): 1, ("delete_item", 200): 1,
+    }  # fmt: skip
+    for text in (*SECRETS, encoded(odd)):
+        assert text not in found.text
+        assert text not in log
