@@ -366,7 +366,7 @@ ANSWERS: dict[str, Any] = {
     "get_operator_audit_key": _AUDIT_KEY,
     "verify": {
         "threads": 1, "threads_skipped": 0, "threads_frozen": 0, "checkpoints": 42, "pending_writes": 3, "pieces": 57,
-        "findings": [], "next_cursor": None,
+        "items_opened": 12, "items_skipped": 0, "findings": [], "next_cursor": None,
     },
     "verify_tenant": {**_JOB_SHOWN, "kind": "verify-tenant"},
     "verify_deployment": {**_JOB_SHOWN, "kind": "verify-deployment"},

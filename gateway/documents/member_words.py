@@ -122,6 +122,8 @@ MEMBERS: dict[str, str] = {
     "if_revision": "The revision that the item must be at; null: any, or none.",
     "input_tokens": "Tokens that were read.",
     "items": "The page's items, the last changed first.",
+    "items_opened": _COUNT.format("items were opened"),
+    "items_skipped": "Items that were not opened because their client holds a share of their keys.",
     "job_id": "The job's id.",
     "json_schema": "The JSON Schema (draft 2020-12) that saves are checked against; null: none.",
     "keep_first": "How many of the oldest checkpoints of each namespace stay.",

@@ -10,6 +10,7 @@ from gateway.routing.operations import Call, Operation
 from gateway.wire.problems import Fault
 from storage.errors import InvalidState
 from storage.scope import OperatorScope, Scope, TenantScope, check_id
+from storage.verification.report import Report
 
 
 def _thread_id(text: str) -> str:
@@ -19,11 +20,17 @@ def _thread_id(text: str) -> str:
         raise InvalidRequest(Fault(detail=str(error), pointer="/thread_id")) from None
 
 
+def _next_of(report: Report) -> tuple[str, ...] | None:
+    if report.after is None:
+        return None
+    return (report.after,) if report.items_after is None else (report.after, report.items_after)
+
+
 @Operation(
     "POST /v1/threads:verify",
     reach=SUBJECT,
-    summary="Open every row of a thread, or of a stretch of the subject's threads, and report damage. Repeat with "
-    "next_cursor until it is null.",
+    summary="Open every row of a thread, or of a stretch of the subject's threads and then items, and report damage. "
+    "Repeat with next_cursor until it is null.",
     permission="state:read",
     body=wire.verification.VerifyRequest,
     returns=wire.verification.VerifyReport,
@@ -37,12 +44,13 @@ async def verify(call: Call[Scope]) -> Answer:
     if request.thread_id is not None:
         report = await call.store.verification.thread(call.scope, _thread_id(request.thread_id))
     else:
-        report = await call.store.verification.subject(call.scope, cursor.after[0] if cursor.after else "")
+        after, items_after = (*(cursor.after or ("",)), None)[:2]
+        report = await call.store.verification.subject(call.scope, after or "", items_after=items_after)
     return call.exchange.reply(
         wire.verification.VerifyReport.of(
             report,
             findings=[wire.verification.VerifyFinding.of(each) for each in report.findings],
-            next_cursor=cursor.next(None if report.after is None else (report.after,)),
+            next_cursor=cursor.next(_next_of(report)),
         )
     )
 
@@ -66,8 +74,8 @@ async def list_subjects(call: Call[TenantScope]) -> Answer:
 @Operation(
     "POST /v1/verify",
     reach=TENANT,
-    summary="Verify all threads of all subjects, and that no subject is gone; a job does it. Its note, when it is "
-    "done, is a JSON text: counts, and the first findings.",
+    summary="Verify all threads and items of all subjects, and that no subject is gone; a job does it. Its note, when "
+    "it is done, is a JSON text: counts, and the first findings.",
     permission="tenant:admin",
     returns=wire.jobs.Job,
     statuses=(202,),

@@ -51,6 +51,8 @@ class Verification(Response):
     checkpoints: int = 0
     pending_writes: int = 0
     pieces: int = 0
+    items_opened: int = 0
+    items_skipped: int = 0
     found: dict[str, int] = {}
     findings: list[VerificationFinding] = []
     known_losses: int = 0

@@ -28,7 +28,8 @@ class VerifyReport(Response):
     """How many rows were opened, and what was found.
 
     ``threads_skipped`` were not opened: only their client holds a share of their keys. Nor were ``threads_frozen``:
-    they are archived, and have to be thawed first.
+    they are archived, and have to be thawed first. Of ``items_skipped``, under such a share, it was only compared that
+    they are all there.
     """
 
     threads: int
@@ -37,5 +38,7 @@ class VerifyReport(Response):
     checkpoints: int
     pending_writes: int
     pieces: int
+    items_opened: int
+    items_skipped: int
     findings: list[VerifyFinding]
     next_cursor: str | None

@@ -43,7 +43,8 @@ from storage.postgres.unit_of_work import Transaction
 from storage.scope import OperatorScope, Scope, TenantScope
 from storage.statements.deployment import jobs as jobs_sql
 from storage.statements.threads import verifying as sql
-from storage.verification.threads import Finding, Report, Verification
+from storage.verification.report import Finding, Report
+from storage.verification.threads import Verification
 
 T = TypeVar("T")
 
@@ -93,6 +94,8 @@ class Counts(Struct, kw_only=True):
     checkpoints: int = 0
     pending_writes: int = 0
     pieces: int = 0
+    items_opened: int = 0
+    items_skipped: int = 0
     found: dict[str, int] = {}
 
 
@@ -113,11 +116,13 @@ class DeploymentReport(Counts, kw_only=True):
 class _TenantPosition(TenantReport, kw_only=True):
     """Where a tenant's job is.
 
-    ``thread_id`` None: ``subject_id`` is finished. ``begun_by``: the deployment's job that began this one.
+    ``thread_id`` None: ``subject_id`` is finished. ``items_after``: its threads are, and its items up to this path.
+    ``begun_by``: the deployment's job that began this one.
     """
 
     subject_id: str = ""
     thread_id: str | None = None
+    items_after: str | None = None
     begun_by: UUID | None = None
 
 
@@ -130,7 +135,10 @@ class _DeploymentPosition(DeploymentReport, kw_only=True):
 
 _DEPLOYMENT_START = encode_json(_DeploymentPosition()).decode()
 _TENANTS_PAGE = 100
-_COUNTED = ("threads", "threads_skipped", "threads_frozen", "checkpoints", "pending_writes", "pieces")
+_COUNTED = (
+    "threads", "threads_skipped", "threads_frozen", "checkpoints", "pending_writes", "pieces", "items_opened",
+    "items_skipped",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +232,11 @@ class Verifying:
                     note = encode_json(msgspec.convert(msgspec.to_builtins(at), TenantReport)).decode()
                     return Slice(ended=True, note=note)
                 subject_id, after = page.items[0], ""
-            report = await self._renewing(lease, self._stretch(lease, Scope(scope.tenant_id, subject_id), after))
+            report = await self._renewing(lease, self._stretch(lease, Scope(scope.tenant_id, subject_id), after, at))
             for name in _COUNTED:
                 setattr(at, name, getattr(at, name) + getattr(report, name))
             _take(at, subject_id, report.findings)
-            at.subject_id, at.thread_id = subject_id, report.after
+            at.subject_id, at.thread_id, at.items_after = subject_id, report.after, report.items_after
             async with self._unit_of_work.begin(scope) as transaction:
                 total = await transaction.fetch_only(sql.COUNT_SUBJECTS)
                 await lease.advance(transaction, encode_json(at).decode(), int(report.after is None), total)
@@ -266,13 +274,13 @@ class Verifying:
                 task.cancel()
                 await asyncio.wait({task})
 
-    async def _stretch(self, lease: Lease, scope: Scope, after: str) -> Report:
+    async def _stretch(self, lease: Lease, scope: Scope, after: str, at: _TenantPosition) -> Report:
         known = self._known
         if known is None or known[0] != lease.job_id or time.monotonic() - known[1] > ANCHORS_SECONDS:
             anchored = await self._losses.anchored(scope.tenant_id)
             known = self._known = (lease.job_id, time.monotonic(), anchored)
         try:
-            return await self._verification.subject(scope, after, known[2])
+            return await self._verification.subject(scope, after, known[2], at.items_after)
         except KeyDestroyed:
             return Report()  # shredded meanwhile; whether it was is seen when the subjects are compared
         except KeyDenied:

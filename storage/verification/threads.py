@@ -1,5 +1,7 @@
 """Verification: open every row of a thread, or of all that a subject has, and compare what must be there.
 
+A subject's items come after its threads (`storage.verification.items`).
+
 A thread is read in one snapshot, so that writers and pruners at work never look like damage; a subject is verified a
 bounded stretch at a time, which is also its progress. An archived thread's rows are read from its object, a few at a
 time, and compared with the seals that stayed; the first damage there is one finding for the thread. Findings name
@@ -9,8 +11,7 @@ places, never values. Nothing is written, and damage is reported instead of rais
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 from uuid import UUID
 
 import msgspec
@@ -51,56 +52,27 @@ from storage.tiers.hot import HotRows
 from storage.tiers.objects import ArchiveObjects
 from storage.tiers.rows import BEFORE_WRITES, write_key
 from storage.tiers.segments import open_directory, open_list, open_segments
+from storage.verification.items import verify_items
+from storage.verification.report import FINDINGS_MAX, Code, Finding, Report
 
 # After so long a stretch of a subject's threads ends with the thread it is at: the operator watches its progress.
 STRETCH_SECONDS = 2.0
-# Findings of a thread that are listed; where there are more, the thread is beyond repair by hand.
-FINDINGS_MAX = 100
 _THREADS_PAGE = 100
 _HEADS_PAGE = 1000
-
-Code = Literal[
-    "thread-missing", "thread-seal", "namespaces", "head-missing", "head-seal", "head-checkpoint", "checkpoint",
-    "live-set", "pending-write", "pending-writes", "piece", "piece-missing", "older-than-anchor",
-    "missing-since-anchor", "anchor", "keys", "subject-missing", "tombstone", "shred-undone", "control-row",
-    "archive", "artifact", "blob", "upload",
-]  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """Damage, by place."""
-
-    code: Code
-    detail: str
-    thread_id: str | None = None
-    namespace: str | None = None
-    checkpoint_id: str | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class Report:
-    """What was verified, and what was found. ``after``: the thread to go on after; None: this was all.
-
-    ``threads_skipped`` counts threads under a share that only the client holds: without it they cannot be opened.
-    ``threads_frozen`` counts archived threads whose object has to be thawed first: nothing of them was opened.
-    """
-
-    threads: int = 0
-    threads_skipped: int = 0
-    threads_frozen: int = 0
-    checkpoints: int = 0
-    pending_writes: int = 0
-    pieces: int = 0
-    findings: list[Finding] = field(default_factory=list)
-    after: str | None = None
 
 
 class Verification:
     """Verifies a thread, or a subject."""
 
-    def __init__(self, access: Access, losses: AcceptedLosses, archives: ArchiveObjects | None = None) -> None:
+    def __init__(
+        self,
+        access: Access,
+        losses: AcceptedLosses,
+        archives: ArchiveObjects | None = None,
+        stretch_seconds: float = STRETCH_SECONDS,
+    ) -> None:
         self._access = access
+        self._stretch_seconds = stretch_seconds
         self._losses = losses
         self._archives = archives or ArchiveObjects(None, None)
 
@@ -129,12 +101,15 @@ class Verification:
         await self._access.check_stored_keys(scope)
         return self._counted(await self._access.with_existing_keys(scope, with_sealer, ThreadNotFound()))
 
-    async def subject(self, scope: Scope, after: str = "", known: AnchoredHeads | None = None) -> Report:
-        """Verify a stretch of a subject's threads, by id.
+    async def subject(
+        self, scope: Scope, after: str = "", known: AnchoredHeads | None = None, items_after: str | None = None
+    ) -> Report:
+        """Verify a stretch of a subject's threads, by id, and after them of its items.
 
         The last stretch opens what is sealed about the subject's objects, and compares with the anchored heads.
 
-        ``known`` is what is anchored of the tenant, if it was read before; else it is read now.
+        ``known`` is what is anchored of the tenant, if it was read before; else it is read now. ``after`` and
+        ``items_after`` are those of the stretch before.
 
         Raises:
             IntegrityFailure: as `thread`.
@@ -142,13 +117,14 @@ class Verification:
         """
 
         async def with_sealer(sealer: Sealer) -> Report:
-            report = Report()
-            until = time.monotonic() + STRETCH_SECONDS
-            async for thread_id in self._access.unit_of_work.each(scope, sql.TRACES, after, _THREADS_PAGE):
-                await self._verify(scope, sealer, thread_id, report)
-                if time.monotonic() > until or len(report.findings) >= FINDINGS_MAX:
-                    report.after = thread_id
-                    return report
+            report = Report(items_after=items_after)
+            until = time.monotonic() + self._stretch_seconds
+            if items_after is None and not await self._threads(scope, sealer, after, report, until):
+                return report
+            if not await verify_items(self._access, scope, sealer, report, until):
+                report.after = after
+                return report
+            report.items_after = None
             await _take(report, damage_of_subject(self._access, scope, sealer))
             anchored = await self._anchored(sealer, report, known)
             async with self._access.unit_of_work.snapshot(scope) as transaction:
@@ -160,6 +136,15 @@ class Verification:
             return self._counted(await self._access.with_existing_keys(scope, with_sealer, ThreadNotFound()))
         except ThreadNotFound:
             return Report()
+
+    async def _threads(self, scope: Scope, sealer: Sealer, after: str, report: Report, until: float) -> bool:
+        """Verify threads until some time; returns whether those were all."""
+        async for thread_id in self._access.unit_of_work.each(scope, sql.TRACES, after, _THREADS_PAGE):
+            await self._verify(scope, sealer, thread_id, report)
+            if time.monotonic() > until or len(report.findings) >= FINDINGS_MAX:
+                report.after = thread_id
+                return False
+        return True
 
     async def lost_heads(self, scope: Scope, known: AnchoredHeads) -> list[AnchoredHead]:
         """Anchored heads of a subject that the database has not come to; counts no damage."""
@@ -179,7 +164,7 @@ class Verification:
         return Page(found, (found[-1],) if len(found) == limit else None)
 
     async def subjects_without_keys(self, scope: TenantScope) -> dict[str, bool]:
-        """The tenant's subjects that have threads, but no key that opens them; True: destroyed ones are on record.
+        """The tenant's subjects that have threads or items, and no key that opens them; True: destroyed ones are there.
 
         Only a shred that is under way leaves the latter, and nothing that a gateway does the former.
         """

@@ -14,7 +14,10 @@ from gateway.cli.calling import Remote, as_operator, as_subject, as_tenant
 from gateway.cli.failure import Failure
 from gateway.cli.remote.jobs import follow, timeout_option
 
-_COUNTS = ("threads", "threads_skipped", "threads_frozen", "checkpoints", "pending_writes", "pieces")
+_COUNTS = (
+    "threads", "threads_skipped", "threads_frozen", "checkpoints", "pending_writes", "pieces", "items_opened",
+    "items_skipped",
+)  # fmt: skip
 _COLUMNS = {
     "subject": "Subject",
     "thread_id": "Thread",
@@ -37,7 +40,7 @@ class _Tally:
 
     def take(self, report: dict[str, Any], subject: str | None) -> None:
         for name in _COUNTS:
-            self._counts[name] += report[name]
+            self._counts[name] += report.get(name, 0)  # a gateway of an older release counts less
         for each in report["findings"]:
             finding = {"subject": subject, **each}
             self.findings.append(finding)
@@ -91,7 +94,7 @@ def verify_thread(*, thread_id: str, remote: Remote) -> None:
 @verify_group.command("subject")
 @as_subject
 def verify_subject(*, remote: Remote) -> None:
-    """Verify all threads of a subject."""
+    """Verify all threads and items of a subject."""
     tally = _Tally(as_json=remote.as_json)
     with remote.connect(attempt_seconds=_ATTEMPT_SECONDS) as connection:
         for report in connection.each_page("POST", ["threads:verify"], body={}):
@@ -144,7 +147,7 @@ def _row(finding: dict[str, Any]) -> dict[str, Any]:
 @timeout_option
 @as_tenant
 def verify_tenant(*, timeout_seconds: float | None, remote: Remote) -> None:
-    """Verify all threads of all subjects, and that no subject is gone, with a key that has tenant:admin."""
+    """Verify all threads and items of all subjects, and that no subject is gone, with a key that has tenant:admin."""
     _verify_by_job(remote, timeout_seconds)
 
 

@@ -183,3 +183,20 @@ ORDER BY i.path_id, i.key_id LIMIT :page_rows
 """,
     ItemRow,
 )
+# Those of one path in the order of their keys, with and without what only its client opens.
+OF_PATH = Statement(
+    f"""
+SELECT {_ITEM} FROM stateroom.items i
+WHERE i.tenant_id = :tenant_id AND i.subject_id = :subject_id AND i.path_id = :of_path AND i.key_id > :key_id
+ORDER BY i.key_id LIMIT :page_rows
+""",
+    ItemRow,
+)
+MEMBERS_OF_PATH = Statement(
+    f"""
+SELECT {_PLACE} FROM stateroom.items i
+WHERE i.tenant_id = :tenant_id AND i.subject_id = :subject_id AND i.path_id = :of_path AND i.key_id > :key_id
+ORDER BY i.key_id LIMIT :page_rows
+""",
+    PlaceRow,
+)

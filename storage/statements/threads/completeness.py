@@ -190,12 +190,13 @@ class KeylessRow(msgspec.Struct, frozen=True):
     destroyed: bool
 
 
-# Subjects with threads, of which no key is stored, or destroyed ones only.
+# Subjects with threads or items, of which no key is stored, or destroyed ones only.
 SUBJECTS_WITHOUT_KEYS = Statement(
     """
 SELECT t.subject_id, EXISTS (
     SELECT FROM stateroom.subject_keys k WHERE k.tenant_id = :tenant_id AND k.subject_id = t.subject_id) AS destroyed
-FROM (SELECT DISTINCT subject_id FROM stateroom.threads WHERE tenant_id = :tenant_id) t
+FROM (SELECT subject_id FROM stateroom.threads WHERE tenant_id = :tenant_id
+    UNION SELECT subject_id FROM stateroom.items WHERE tenant_id = :tenant_id) t
 WHERE NOT EXISTS (SELECT FROM stateroom.subject_keys k
     WHERE k.tenant_id = :tenant_id AND k.subject_id = t.subject_id AND k.state <> 'destroyed')
 ORDER BY t.subject_id

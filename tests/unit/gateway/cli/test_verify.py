@@ -1,7 +1,10 @@
 import json
 
 JOB = "0190a1b2-0000-7000-8000-000000000001"
-COUNTS = {"threads": 2, "threads_skipped": 1, "threads_frozen": 0, "checkpoints": 3, "pending_writes": 0, "pieces": 4}
+COUNTS = {
+    "threads": 2, "threads_skipped": 1, "threads_frozen": 0, "checkpoints": 3, "pending_writes": 0, "pieces": 4,
+    "items_opened": 6, "items_skipped": 5,
+}  # fmt: skip
 
 
 def job(state="done", **members):

@@ -1,0 +1,174 @@
+"""Verification of a subject's items: open every one, and compare paths and the subject's set of them with their seals.
+
+A path is read in one snapshot, a page at a time, so that writers at work never look like damage; after a path a stretch
+may end. What is under a client's share cannot be opened: its items are counted by their members, and compared with the
+live set in the path's seal, which takes no share. Findings name rows by their ids, never by labels or keys.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Final
+
+from crypto import KeyDestroyed, Sealer
+from storage.access.sealing import Sealing
+from storage.concurrency.turns import Pauses
+from storage.errors import IntegrityFailure
+from storage.format.chain import LiveSet
+from storage.format.items.item import open_item, open_labels
+from storage.format.items.seals import PathSeal, ScopeSeal, item_mac, path_mac
+from storage.postgres.unit_of_work import Transaction
+from storage.scope import Scope
+from storage.statements.items import items as items_sql
+from storage.statements.items import paths as paths_sql
+from storage.statements.items import verifying as sql
+from storage.statements.rules.retention import PRESENT
+from storage.verification.report import FINDINGS_MAX, Code, Finding, Report
+
+# Rows that one statement brings: with their envelopes, of at most a quarter of a MiB each, and without.
+PAGE_ROWS: Final = 32
+BARE_PAGE_ROWS: Final = 1_000
+_PATHS_PAGE: Final = 1_000
+# By so much two servers of one database may have told the time differently.
+_CLOCKS_SECONDS: Final = 300
+
+
+async def verify_items(access: Sealing, scope: Scope, sealer: Sealer, report: Report, until: float) -> bool:
+    """Verify a stretch of a subject's items, from where ``report`` stands; returns whether that was all.
+
+    Raises:
+        KeyDestroyed: The sealer's keys are not the stored ones.
+    """
+    if report.items_after is None:
+        async with access.unit_of_work.snapshot(scope) as transaction:
+            await access.check_keys_in(transaction, scope, sealer)
+            await _Verifier(transaction, sealer, report).scope()
+        report.items_after = ""
+    while True:
+        async with access.unit_of_work.snapshot(scope) as transaction:
+            await access.check_keys_in(transaction, scope, sealer)
+            path_id = await transaction.fetch_one(sql.NEXT_PATH, path_id=bytes.fromhex(report.items_after))
+            if path_id is None:
+                return True
+            await _Verifier(transaction, sealer, report).path(path_id)
+        report.items_after = path_id.hex()
+        if time.monotonic() > until or len(report.findings) >= FINDINGS_MAX:
+            return False
+
+
+class _Verifier:
+    """A subject's set of paths, or one path, in one snapshot."""
+
+    def __init__(self, transaction: Transaction, sealer: Sealer, report: Report) -> None:
+        self._transaction = transaction
+        self._sealer = sealer
+        self._report = report
+        self._pauses = Pauses()
+        self._found_before = len(report.findings)
+
+    def _find(self, code: Code, detail: str) -> None:
+        if len(self._report.findings) - self._found_before < FINDINGS_MAX:
+            self._report.findings.append(Finding(code=code, detail=detail))
+
+    @contextmanager
+    def _reporting(self, code: Code, place: str) -> Iterator[None]:
+        try:
+            yield
+        except IntegrityFailure as error:
+            self._find(code, f"{place}: {str(error) or 'it does not authenticate'}")
+        except KeyDestroyed:
+            self._find(code, f"{place}: sealed under a key that does not exist any more")
+
+    async def scope(self) -> None:
+        """Compare the paths that are there with those that the subject's seal counts."""
+        row = await self._transaction.fetch_only(paths_sql.SCOPE)
+        counted = LiveSet()
+        after = b""
+        while True:
+            rows = await self._transaction.fetch_all(paths_sql.PATHS_AFTER, path_id=after, page_rows=_PATHS_PAGE)
+            for each in rows:
+                after = each.path_id
+                counted = counted.add(path_mac(self._sealer, after))
+                await self._pauses.after(0)
+            if len(rows) < _PATHS_PAGE:
+                break
+        if row.seal is None or row.sequence is None:
+            if counted != LiveSet():
+                self._find("item-scope", "the subject has paths of items, but what counts them is gone")
+            return
+        with self._reporting("item-scope", "the seal of the subject's paths"):
+            expected = ScopeSeal.open(self._sealer, row.sequence, row.seal).paths
+            if expected != counted:
+                self._find("item-paths", f"{expected.count} paths of items expected, {counted.count} found")
+
+    async def path(self, path_id: bytes) -> None:
+        """Open a path, and all that is in it, and compare that with what its seal counts."""
+        place = f"path {path_id.hex()}"
+        row = await self._transaction.fetch_one(sql.PATH, path_id=path_id)
+        if row is None:
+            self._find("item-path", f"{place}: it is gone, but not what is in it")
+            return
+        expected: LiveSet | None = None
+        with self._reporting("item-path", place):
+            expected = PathSeal.open(self._sealer, path_id, row.share_check, row.sequence, row.seal).items
+        if row.share_check is None:
+            with self._reporting("item-labels", place):
+                open_labels(self._sealer, path_id, row.labels)
+            counted = await self._opened(path_id)
+        else:
+            counted = await self._counted(path_id)
+        if expected is not None and expected != counted:
+            self._find("items", f"{place}: {expected.count} items expected, {counted.count} found")
+
+    async def _opened(self, path_id: bytes) -> LiveSet:
+        """Open the items of a path; returns what is there."""
+        now = await self._transaction.fetch_only(PRESENT)
+        counted = LiveSet()
+        after = b""
+        while True:
+            rows = await self._transaction.fetch_all(
+                items_sql.OF_PATH, of_path=path_id, key_id=after, page_rows=PAGE_ROWS
+            )
+            for row in rows:
+                after = row.key_id
+                counted = counted.add(item_mac(self._sealer, path_id, after, row.member))
+                with self._reporting("item", f"path {path_id.hex()}, key {after.hex()}"):
+                    open_item(self._sealer, row.columns, row.envelope, row.member)
+                    _check_end(row, now)
+                await self._pauses.after(len(row.envelope))
+            self._report.items_opened += len(rows)
+            if len(rows) < PAGE_ROWS:
+                return counted
+
+    async def _counted(self, path_id: bytes) -> LiveSet:
+        """What is there of a path that only its client opens."""
+        counted = LiveSet()
+        after = b""
+        while True:
+            rows = await self._transaction.fetch_all(
+                items_sql.MEMBERS_OF_PATH, of_path=path_id, key_id=after, page_rows=BARE_PAGE_ROWS
+            )
+            for row in rows:
+                after = row.key_id
+                counted = counted.add(item_mac(self._sealer, path_id, after, row.member))
+                await self._pauses.after(0)
+            self._report.items_skipped += len(rows)
+            if len(rows) < BARE_PAGE_ROWS:
+                return counted
+
+
+def _check_end(row: items_sql.ItemRow, now: datetime) -> None:
+    """Compare when an item is over, which nothing seals, with its time to live, which is sealed.
+
+    Raises:
+        IntegrityFailure: It is over sooner than it was put for, or later than a read of this moment would have it.
+    """
+    if row.ttl_seconds is None:
+        good = row.expires_at is None
+    else:
+        lives = timedelta(seconds=row.ttl_seconds)
+        latest = now + timedelta(seconds=_CLOCKS_SECONDS) + lives
+        good = row.expires_at is not None and row.updated_at + lives <= row.expires_at <= latest
+    if not good:
+        raise IntegrityFailure("when it is over was altered")
