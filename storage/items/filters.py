@@ -6,10 +6,11 @@ has no operators is looked into member by member. Numbers are compared with numb
 has an order; a member that is not there meets no condition, and null is met by null alone. A list or map of more than
 64 KiB equals nothing, though it is looked into.
 
-Owns the bounds of one, so that a filter costs no more than its own length at each item. It is pure.
+Owns the bounds of one: whatever a filter says, each member of an item that it looks at is decoded once, and whether
+maps that are compared have one key twice is not asked: the last one counts. It is pure.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -38,24 +39,37 @@ _ORDERING: Final[dict[str, Callable[[Any, Any], bool]]] = {
 _COMPARING: Final = ("$eq", "$ne", "$in", *_ORDERING)
 _packed_members = msgspec.msgpack.Decoder(dict[str, Raw])
 _NOTHING: Final = object()  # is equal to nothing and has no order
+_UNREAD: Final = object()
 
 
 class _Member:
-    """A member of a value, or the value: bytes that are decoded as far as a condition looks."""
+    """A member of a value, or the value: bytes that are decoded as far as a condition looks, and then once."""
 
-    __slots__ = ("_is_json", "_raw")
+    __slots__ = ("_is_json", "_members", "_raw", "_raws", "_value")
 
     def __init__(self, raw: bytes | Raw, *, is_json: bool) -> None:
         self._raw = raw
         self._is_json = is_json
+        self._raws: dict[str, Raw] | None = None
+        self._members: dict[str, _Member] = {}
+        self._value: Any = _UNREAD
 
-    def members(self) -> "dict[str, _Member]":
-        """The members of a map whose keys are texts; none of anything else."""
+    def member(self, name: str) -> "_Member | None":
+        """A member of a map whose keys are texts; None: there is none, or it is anything else."""
+        found = self._members.get(name)
+        if found is None:
+            if self._raws is None:
+                self._raws = self._read_members()
+            raw = self._raws.get(name)
+            if raw is not None:
+                found = self._members[name] = _Member(raw, is_json=self._is_json)
+        return found
+
+    def _read_members(self) -> dict[str, Raw]:
         try:
-            found = decode_json(self._raw, dict[str, Raw]) if self._is_json else _packed_members.decode(self._raw)
+            return decode_json(self._raw, dict[str, Raw]) if self._is_json else _packed_members.decode(self._raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return {}
-        return {name: _Member(raw, is_json=self._is_json) for name, raw in found.items()}
 
     def is_map(self) -> bool:
         """Whether it is a map."""
@@ -64,6 +78,11 @@ class _Member:
 
     def value(self) -> Any:
         """What it is; `_NOTHING` of a list or map that is too large, and of a map whose keys are no texts."""
+        if self._value is _UNREAD:
+            self._value = self._read_value()
+        return self._value
+
+    def _read_value(self) -> Any:
         if len(memoryview(self._raw)) > ITEM_COMPARED_BYTES_MAX and self._is_container():
             return _NOTHING
         try:
@@ -82,21 +101,22 @@ class _Member:
 
 
 Condition = Callable[[_Member], bool]
-Part = Callable[[Mapping[str, _Member]], bool]
+Part = Callable[[_Member], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A filter that was checked; made by `parse`."""
+    """A filter that was checked; made by `parse`. ``values``: how many it has, which is what it costs at each item."""
 
     _parts: tuple[Part, ...]
+    values: int = 0
 
     def matches(self, value: Value) -> bool:
         """Whether a value is like this. Only what the filter names is decoded; what is no map never matches."""
         member = _Member(value.data, is_json=value.encoding == "json")
         if not member.is_map():
             return False
-        return _all(self._parts, member.members())
+        return _all(self._parts, member)
 
 
 def parse(source: Any, pointer: str) -> Filter:
@@ -105,11 +125,12 @@ def parse(source: Any, pointer: str) -> Filter:
     Raises:
         InvalidState: It is none; ``pointer`` says where it stands.
     """
-    _check_size(source, pointer)
-    return Filter(_parts(source, pointer))
+    values = _checked_size(source, pointer)
+    return Filter(_parts(source, pointer), values)
 
 
-def _check_size(source: Any, pointer: str) -> None:
+def _checked_size(source: Any, pointer: str) -> int:
+    """The number of values in it."""
     left, depth = [source], 0
     count = 0
     while left:
@@ -119,11 +140,14 @@ def _check_size(source: Any, pointer: str) -> None:
         count += len(left)
         if count > ITEM_FILTER_VALUES_MAX:
             raise InvalidState(f"a filter has at most {ITEM_FILTER_VALUES_MAX:,} values", pointer)
-        left = [below for each in left for below in _below(each)]
+        left = [below for each in left for below in _below(each, pointer)]
+    return count
 
 
-def _below(value: Any) -> list[Any]:
+def _below(value: Any, pointer: str) -> list[Any]:
     if isinstance(value, dict):
+        if not all(isinstance(name, str) for name in value):  # MessagePack has maps whose keys are bytes
+            raise InvalidState("a filter is an object whose keys are texts", pointer)
         return [*value.values()]
     return value if isinstance(value, list) else []
 
@@ -140,15 +164,15 @@ def _part(name: str, wanted: Any, pointer: str) -> Part:
             raise InvalidState(f"{name} takes a list of filters", pointer)
         filters = [_parts(each, f"{pointer}/{number}") for number, each in enumerate(wanted)]
         join = all if name == "$and" else any
-        return lambda members: join(_all(each, members) for each in filters)
+        return lambda value: join(_all(each, value) for each in filters)
     if name.startswith("$"):
         raise InvalidState(f"there is no operator {name[:16]} here; there are $and and $or", pointer)
     condition = _condition(wanted, pointer)
-    return lambda members: name in members and condition(members[name])
+    return lambda value: (found := value.member(name)) is not None and condition(found)
 
 
-def _all(parts: tuple[Part, ...], members: Mapping[str, _Member]) -> bool:
-    return all(part(members) for part in parts)
+def _all(parts: tuple[Part, ...], value: _Member) -> bool:
+    return all(part(value) for part in parts)
 
 
 def _condition(wanted: Any, pointer: str) -> Condition:
@@ -157,7 +181,7 @@ def _condition(wanted: Any, pointer: str) -> Condition:
     operators = [name for name in wanted if name.startswith("$")]
     if not operators:
         below = _parts(wanted, pointer)
-        return lambda found: found.is_map() and _all(below, found.members())
+        return lambda found: found.is_map() and _all(below, found)
     if len(operators) < len(wanted):
         raise InvalidState("operators and members do not stand in one object", pointer)
     conditions = [_operator(name, each, f"{pointer}/{name}") for name, each in wanted.items()]
