@@ -236,7 +236,12 @@ SECTIONS: Final = {
             "The page ends early, with a cursor.",
         ),
         Limit("ITEM_OPENED_ROWS_MAX", item_searching, "items that they open", "The page ends early, with a cursor."),
-        Limit("ITEM_OPENED_BYTES_MAX", item_searching, "values that they show", "The page ends early, with a cursor."),
+        Limit(
+            "ITEM_OPENED_BYTES_MAX",
+            item_searching,
+            "what they open, uncompressed",
+            "The page ends early, with a cursor.",
+        ),
     ),
     "State schemas": (
         Limit("DEFINITION_BYTES_MAX", state_schemas, "the definition of a version", "invalid-request"),

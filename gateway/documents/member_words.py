@@ -233,7 +233,6 @@ MEMBERS: dict[str, str] = {
     "subject_id": "The subject's id; null: none.",
     "subject_keys": _COUNT.format("keys of subjects it wraps"),
     "subjects": "The page's subjects, by id.",
-    "suffix": "The labels that paths end with.",
     "summary": "An element to begin the list with, or a list of them.",
     "supersede": "Whether this corrects what was said before; default false.",
     "suspended_at": "Since when its keys are refused; null: they are not.",

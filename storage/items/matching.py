@@ -1,8 +1,12 @@
 """Which paths a search is about, by their labels. It is pure."""
 
 from collections.abc import Iterable
+from typing import Final
 
 from storage.items.model import ANY_LABEL, Labels, PathSearch
+
+# Paths that are looked at in one slice of work.
+SLICE_PATHS: Final = 2_000
 
 
 def begins_with(labels: Labels, prefix: Labels) -> bool:
@@ -24,8 +28,12 @@ def _alike(labels: Labels, pattern: Labels) -> bool:
 
 
 def page(found: Iterable[Labels], wanted: PathSearch) -> tuple[list[Labels], Labels | None]:
-    """The page of the paths that were found, cut to their depth, and the path that the next page begins after."""
-    cut = sorted({each[: wanted.max_depth] for each in found})
-    cut = cut[wanted.offset :] if wanted.after is None else [each for each in cut if each > wanted.after]
+    """The page of the paths that were found, each told once, and the path that the next page begins after."""
+    cut = [each for each in found if wanted.after is None or each > wanted.after]
+    if wanted.after is None and wanted.offset >= len(cut):
+        return [], None
+    cut.sort()
+    if wanted.after is None:
+        cut = cut[wanted.offset :]
     shown = cut[: wanted.limit]
     return shown, shown[-1] if len(cut) > len(shown) else None

@@ -4,9 +4,11 @@ Reads note what they keep alive (`storage.items.keeping`); they write nothing th
 its name is not looked for further: only who reads a path to its end learns that nothing is missing there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from crypto import Sealer
+from storage.concurrency.room import taking
 from storage.concurrency.turns import Pauses
 from storage.errors import IntegrityFailure
 from storage.format.items.item import key_id, open_item, path_id
@@ -20,7 +22,13 @@ from storage.scope import Scope
 from storage.statements.items import items as sql
 from storage.statements.items import paths as paths_sql
 
+_GETS_AT_ONCE: Final = 8  # items of 256 KiB
 Place = tuple[bytes, bytes]
+
+
+def size_bytes(item: Item) -> int:
+    """About how long an item is when it is shown. What is stored may be shorter: it is compressed."""
+    return len(item.value.data) + len(item.name.key) + sum(map(len, item.name.path))
 
 
 class Reading:
@@ -36,28 +44,41 @@ class Reading:
         self._lists = lists
         self._keeping = keeping
         self._paths: PathList | None = None
+        self._take = taking()
 
     async def gets(self, gets: Sequence[ItemGet]) -> list[Item | None]:
         """The items of some names; None where there is none, or one that is over.
 
         Raises:
             IntegrityFailure: One is not as it was put.
+            GatewayError: The request's tenant, or the process, has no room for them.
         """
-        places = [self._place(each.name) for each in gets]
-        rows = await self.rows([*dict.fromkeys(places)])
         found: list[Item | None] = []
-        for get, place in zip(gets, places, strict=True):
-            row = rows.get(place)
-            if row is None or row.over:
-                found.append(None)
-                continue
-            item = await self.opened(row, get.name.path)
-            if item.name != get.name:
-                raise IntegrityFailure
-            if get.refresh:
-                self.keep(row)
-            found.append(item)
+        for start in range(0, len(gets), _GETS_AT_ONCE):
+            part = gets[start : start + _GETS_AT_ONCE]
+            places = [self._place(each.name) for each in part]
+            rows = await self.rows([*dict.fromkeys(places)])
+            for get, place in zip(part, places, strict=True):
+                row = rows.get(place)
+                found.append(None if row is None or row.over else await self._got(get, row))
         return found
+
+    async def _got(self, get: ItemGet, row: sql.ItemRow) -> Item:
+        item = await self.opened(row, get.name.path)
+        if item.name != get.name:
+            raise IntegrityFailure
+        self.show(item, row, keep=get.refresh)
+        return item
+
+    def show(self, item: Item, row: sql.ItemRow, *, keep: bool) -> None:
+        """Count an item that is shown, which keeps it alive.
+
+        Raises:
+            GatewayError: The request's tenant, or the process, has no room for it.
+        """
+        self._take(size_bytes(item))
+        if keep:
+            self.keep(row)
 
     def keep(self, row: sql.ItemRow) -> None:
         """Note that an item was shown, which keeps it alive."""
@@ -81,8 +102,8 @@ class Reading:
         Raises:
             IntegrityFailure: It is not as it was put.
         """
-        await self.pauses.after(len(row.envelope))
         record = open_item(self.sealer, row.columns, row.envelope, row.member)
+        await self.pauses.after(max(len(row.envelope), len(record.data)))
         return Item(
             ItemName(labels, record.key),
             Value(record.encoding, record.data),
@@ -106,14 +127,34 @@ class Reading:
             self._paths = await self._lists.read(self.transaction, self._scope, self.sealer, now)
         return self._paths
 
+    async def paths_like(self, choose: Callable[[Labels], bool]) -> dict[bytes, Labels]:
+        """The paths that are chosen by their labels, by their names in rows; others have their turn now and then.
+
+        Raises:
+            IntegrityFailure: Paths were removed or added outside the gateway.
+        """
+        found: dict[bytes, Labels] = {}
+        for number, (name, labels) in enumerate((await self.all_paths()).labels.items(), 1):
+            if choose(labels):
+                found[name] = labels
+            if number % matching.SLICE_PATHS == 0:
+                await self.pauses.now()
+        return found
+
     async def paths(self, wanted: PathSearch) -> Page[Labels]:
         """The paths that a search is about and in which something is.
 
         Raises:
             IntegrityFailure: Paths were removed or added outside the gateway.
         """
-        labels = (await self.all_paths()).labels
-        candidates = [name for name, each in labels.items() if matching.matches(each, wanted)]
-        found = await self.transaction.fetch_all(paths_sql.WITH_ITEMS, path_ids=candidates) if candidates else []
-        shown, after = matching.page((labels[name] for name in found), wanted)
+        labels = await self.paths_like(lambda each: matching.matches(each, wanted))
+        names, found = list(labels), set[Labels]()
+        for start in range(0, len(names), matching.SLICE_PATHS):
+            part = names[start : start + matching.SLICE_PATHS]
+            rows = await self.transaction.fetch_all(paths_sql.WITH_ITEMS, path_ids=part)
+            await self.pauses.now()
+            found.update(labels[name][: wanted.max_depth] for name in rows)
+        await self.pauses.now()
+        shown, after = matching.page(found, wanted)
+        self._take(sum(len(label) for each in shown for label in each))
         return Page(shown, after)

@@ -16,7 +16,7 @@ from storage.format.chain import LiveSet
 from storage.format.items.seals import PathSeal, item_mac
 from storage.items import matching
 from storage.items.model import Item, ItemSearch, Labels
-from storage.items.reading import Reading
+from storage.items.reading import Reading, size_bytes
 from storage.model import Page
 from storage.postgres.unit_of_work import Transaction
 from storage.statements.items import items as sql
@@ -33,6 +33,10 @@ PART_BYTES_MAX: Final = 1024 * 1024
 COMPARED_PATHS_MAX: Final = 1_000
 
 
+# What a value of a filter counts for at each item beside the item's bytes.
+_BYTES_AS_A_VALUE: Final = 16
+
+
 @dataclass(slots=True)
 class Budget:
     """What the searches of one request may still read.
@@ -40,7 +44,7 @@ class Budget:
     Attributes:
         scan_rows: Rows that may be looked at.
         rows: Rows that may be opened.
-        bytes: Bytes that may be shown.
+        bytes: Bytes that may be opened, as long as they are when they are not compressed.
     """
 
     scan_rows: int = ITEM_SCAN_ROWS_MAX
@@ -54,8 +58,7 @@ async def search(reading: Reading, budget: Budget, wanted: ItemSearch) -> Page[I
     Raises:
         IntegrityFailure: One is not as it was put, or something was removed or added outside the gateway.
     """
-    paths = (await reading.all_paths()).labels
-    labels = {name: each for name, each in paths.items() if matching.begins_with(each, wanted.prefix)}
+    labels = await reading.paths_like(lambda each: matching.begins_with(each, wanted.prefix))
     if not labels:
         return Page([], None)
     return await _Search(reading, budget, wanted, labels).run()
@@ -96,25 +99,30 @@ class _Search:
         return Page(self._found, None)
 
     async def _is_full_after(self, few: Sequence[sql.PlaceRow]) -> bool:
-        """Open what is at some places, and say whether that is enough."""
+        """Open what is at some places, and say whether that is enough, or as much as may be opened."""
         rows = await self._reading.rows([(each.path_id, each.key_id) for each in few])
         self._budget.rows -= len(few)
         for each in few:
             self._walk.deal_with([each])
             row = rows[each.path_id, each.key_id]
             item = await self._reading.opened(row, self._labels[row.path_id])
-            if self._wanted.filter is not None and not self._wanted.filter.matches(item.value):
-                continue
-            if self._offset:
-                self._offset -= 1
-                continue
-            self._found.append(item)
-            self._budget.bytes -= each.size
-            if self._wanted.refresh:
-                self._reading.keep(row)
-            if len(self._found) == self._wanted.limit:
+            self._budget.bytes -= size_bytes(item)
+            if await self._is_wanted(item):
+                if self._offset:
+                    self._offset -= 1
+                else:
+                    self._found.append(item)
+                    self._reading.show(item, row, keep=self._wanted.refresh)
+            if len(self._found) == self._wanted.limit or self._budget.bytes <= 0:
                 return True
         return False
+
+    async def _is_wanted(self, item: Item) -> bool:
+        wanted = self._wanted.filter
+        if wanted is None:
+            return True
+        await self._reading.pauses.after(len(item.value.data) + wanted.values * _BYTES_AS_A_VALUE)
+        return wanted.matches(item.value)
 
     def _ended_with(self, last: sql.PlaceRow) -> bool:
         return self._walk.ended and self._walk.is_at(last)

@@ -23,7 +23,8 @@ from storage.items.writing import Outcome
 from storage.model import Page, Value
 from storage.scope import Scope
 
-_SLICE_ITEMS = 8
+_SLICE_BYTES = 64 * 1024
+_ITEM_BYTES = 2 * 1024  # what an item or a filter counts for beside its bytes
 _MAPS = {0xDE, 0xDF}
 
 
@@ -80,6 +81,34 @@ def filter_in(name: Format, raw: Raw, where: str) -> Filter:
     return filters.parse(source, where)
 
 
+class _Slice:
+    """How much of a slice of work is done."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def is_full_after(self, size_bytes: int) -> bool:
+        """Whether others have their turn after so much."""
+        self._bytes += size_bytes + _ITEM_BYTES
+        if self._bytes < _SLICE_BYTES:
+            return False
+        self._bytes = 0
+        return True
+
+
+def searches_in(
+    exchange_format: Format, sent: list[searches.ItemSearch], afters: list[tuple[str, ...] | None]
+) -> Work[list[model.ItemSearch]]:
+    """The searches of a body, and where each of them goes on."""
+    made = []
+    part = _Slice()
+    for number, (each, after) in enumerate(zip(sent, afters, strict=True)):
+        made.append(search_in(exchange_format, each, after, pointer("searches", number)))
+        if part.is_full_after(ITEM_FILTER_BYTES_MAX):
+            yield
+    return made
+
+
 def search_in(
     exchange_format: Format, sent: searches.ItemSearch, after: tuple[str, ...] | None, where: str = ""
 ) -> model.ItemSearch:
@@ -109,6 +138,7 @@ def path_search_in(sent: searches.PathSearch, after: tuple[str, ...] | None, whe
 def writes_in(writes: list[items.ItemWrite], name: Format) -> Work[list[model.ItemWrite | StorageError]]:
     """The writes of a body; in the place of one whose value cannot be stored, what refuses it."""
     made: list[model.ItemWrite | StorageError] = []
+    part = _Slice()
     for number, sent in enumerate(writes):
         where = pointer("writes", number)
         if (sent.value is not UNSET) == sent.delete:
@@ -120,7 +150,7 @@ def writes_in(writes: list[items.ItemWrite], name: Format) -> Work[list[model.It
             made.append((yield from _write_in(sent, name, where)))
         except (InvalidState, LimitExceeded) as refusal:
             made.append(refusal)
-        if len(made) % _SLICE_ITEMS == 0:
+        if part.is_full_after(0 if sent.value is UNSET else len(sent.value)):
             yield
     return made
 
@@ -155,15 +185,16 @@ def item_out(item: model.Item, name: Format) -> Work[items.Item]:
 
 async def items_out(exchange: Exchange, found: list[model.Item | None]) -> list[items.Item | None]:
     """Items as they are shown, made in slices if they are large."""
-    size_bytes = sum(len(each.value.data) for each in found if each is not None)
+    size_bytes = sum(len(each.value.data) + _ITEM_BYTES for each in found if each is not None)
     return await exchange.reservation.run(_items_out(found, exchange.format), size_bytes)
 
 
 def _items_out(found: list[model.Item | None], name: Format) -> Work[list[items.Item | None]]:
     shown: list[items.Item | None] = []
+    part = _Slice()
     for item in found:
         shown.append(None if item is None else (yield from item_out(item, name)))
-        if len(shown) % _SLICE_ITEMS == 0:
+        if part.is_full_after(0 if item is None else len(item.value.data)):
             yield
     return shown
 

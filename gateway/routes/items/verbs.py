@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import re
 from typing import Final
 
 from msgspec import UNSET, Struct
@@ -19,6 +20,7 @@ from gateway.routes.items.conversion import (
     path_search_in,
     paths_out,
     search_in,
+    searches_in,
     writes_in,
     written_out,
 )
@@ -39,6 +41,7 @@ _WRITING: Final = (
 # Labels are joined by what no encoded one contains; the empty key travels as nothing encoded.
 _JOINT: Final = ","
 _EMPTY: Final = "~"
+_REVISION: Final = re.compile("[1-9][0-9]{0,18}")
 
 
 class ItemQuery(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -97,7 +100,7 @@ def _revision(exchange: Exchange) -> int | None:
     condition = exchange.if_match()
     if condition is None:
         return None
-    if condition.head_id is None or not condition.head_id.isdecimal() or condition.or_one_of:
+    if condition.head_id is None or not _REVISION.fullmatch(condition.head_id) or condition.or_one_of:
         raise InvalidRequest(Fault(detail='must be one ETag of an item, such as "7"', header="If-Match"))
     return int(condition.head_id)
 
@@ -251,10 +254,9 @@ async def run_item_batch(call: Call[Scope]) -> Answer:
             for n, each in enumerate(request.gets)
         ],
         writes=[each for each in writes if isinstance(each, model.ItemWrite) and not (refused and request.atomic)],
-        searches=[
-            search_in(name, each, cursor.after, f"/searches/{n}")
-            for n, (each, cursor) in enumerate(zip(request.searches, searches, strict=True))
-        ],
+        searches=await exchange.reservation.run(
+            searches_in(name, request.searches, [each.after for each in searches]), len(body)
+        ),
         paths=[
             path_search_in(each, cursor.after, f"/paths/{n}")
             for n, (each, cursor) in enumerate(zip(request.paths, paths, strict=True))
