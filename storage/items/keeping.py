@@ -51,7 +51,7 @@ class Keeping:
             scope, notes = self._notes.popitem()
             self._count -= len(notes)
             try:
-                await self._write(scope, sorted(notes))  # in one order, so that no two processes wait for each other
+                await self._write(scope, sorted(notes))
             except StorageError as reason:
                 failure = reason
         if failure is not None:
@@ -59,7 +59,8 @@ class Keeping:
 
     async def _write(self, scope: Scope, notes: list[_Read]) -> None:
         for start in range(0, len(notes), _WRITTEN_AT_ONCE):
+            path_ids, key_ids, revisions = zip(*notes[start : start + _WRITTEN_AT_ONCE], strict=True)
             async with self._unit_of_work.begin(scope) as transaction:
-                await transaction.run_many(
-                    sql.KEEP, [each._asdict() for each in notes[start : start + _WRITTEN_AT_ONCE]]
+                await transaction.run(
+                    sql.KEEP, path_ids=list(path_ids), key_ids=list(key_ids), revisions=list(revisions)
                 )

@@ -28,7 +28,7 @@ from storage.errors import (
 )
 from storage.items.expiring import Expiring
 from storage.items.keeping import Keeping
-from storage.items.model import Batch, Item, Labels, Written
+from storage.items.model import Batch, Item, ItemWrite, Labels, Written
 from storage.items.paths import PathLists
 from storage.items.reading import Reading
 from storage.items.searching import Budget, search
@@ -200,9 +200,25 @@ class Items:
                 return outcomes
 
         try:
+            if idempotency is None and not any(map(_makes, batch.writes)):  # nobody gets keys by this
+                return [*await self._access.with_existing_keys(scope, attempt, NotFound(), share)]
             return [*await self._access.with_keys(scope, attempt, share)]
         except KeyDestroyed:
             self.lists.forget(scope)
             raise
+        except NotFound:
+            return _of_nobody(batch)
         except _UndoneError as undone:
             return [each if isinstance(each, StorageError) else None for each in undone.outcomes]
+
+
+def _makes(write: ItemWrite) -> bool:
+    """Whether a write puts what need not be there before."""
+    return write.value is not None and write.if_revision is None
+
+
+def _of_nobody(batch: Batch) -> list[Outcome | None]:
+    """What becomes of writes that make nothing, in a scope that has nothing."""
+    outcomes = [Written("absent") if each.if_revision is None else ItemMoved(None) for each in batch.writes]
+    is_undone = batch.atomic and any(isinstance(each, StorageError) for each in outcomes)
+    return [None if is_undone and isinstance(each, Written) else each for each in outcomes]

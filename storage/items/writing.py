@@ -7,30 +7,36 @@ can cause fails in a statement. Of several writes to one name only the last one'
 A write that replaces or deletes takes something away, so a legal hold on the tenant refuses it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Final
 
 from crypto import Sealer
 from storage.access.sealing import Sealing
+from storage.concurrency.turns import Pauses
 from storage.errors import (
+    IntegrityFailure,
     ItemExists,
     ItemMoved,
     ItemPathsExceeded,
     LegalHold,
+    LostRaceError,
     RowQuotaExceeded,
     StorageError,
 )
-from storage.format.items.item import ItemColumns, ItemRecord, key_id, path_id, seal_item
+from storage.format.items.item import ItemColumns, ItemRecord, key_id, open_item, path_id, seal_item
 from storage.format.items.seals import item_mac
 from storage.items.model import ItemWrite, Labels, Written
 from storage.items.paths import LockedPath, add_paths, lock_paths, store_paths
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
 from storage.statements.items import items as sql
+from storage.statements.items import paths as paths_sql
 from storage.statements.rules.retention import BEGIN_ROUNDS, holds_lock
 from storage.threads.holds import tenant_is_held
 
+_CHECKED_AT_ONCE: Final = 16  # items of 256 KiB
 Place = tuple[bytes, bytes]
 Outcome = Written | StorageError
 
@@ -71,6 +77,7 @@ class Writing:
         self._stored: dict[Place, _Stored | None] = {}
         self._final: dict[Place, _Put | None] = {}
         self._held: bool | None = None
+        self._pauses = Pauses()
 
     async def run(self, writes: Sequence[ItemWrite]) -> list[Outcome]:
         """Decide on each write in turn, and store what comes of all of them.
@@ -89,8 +96,12 @@ class Writing:
         self._access.check_keys(self._scope, self._sealer, rows[0].keys_hash)
         self._rows = {(row.path_id, row.key_id): row for row in rows}
         self._stored = {place: _stored(row) for place, row in self._rows.items()}
+        await self._refuse_strays()
+        await self._check_revisions(
+            dict.fromkeys(p for p, w in zip(places, writes, strict=True) if w.if_revision is not None)
+        )
         room = self._access.row_quotas.has_room(self._scope)
-        refused = await self._add_paths(dict(zip(places, writes, strict=True))) if room else {}
+        refused = await self._add_paths(zip(places, writes, strict=True)) if room else {}
         outcomes: list[Outcome] = []
         for place, write in zip(places, writes, strict=True):
             if write.value is None:
@@ -106,11 +117,47 @@ class Writing:
         in_path = path_id(self._sealer, write.name.path)
         return in_path, key_id(self._sealer, in_path, write.name.key)
 
-    async def _add_paths(self, writes: Mapping[Place, ItemWrite]) -> dict[bytes, StorageError]:
+    async def _refuse_strays(self) -> None:
+        """Refuse items that are in no path that is locked.
+
+        Raises:
+            LostRaceError: Another transaction made their path at this moment.
+            IntegrityFailure: Their path was removed outside the gateway.
+        """
+        strays = [
+            place for place, row in self._rows.items() if row.revision is not None and place[0] not in self._paths
+        ]
+        if not strays:
+            return
+        wanted = {place[0] for place in strays}
+        there = await self._transaction.fetch_all(paths_sql.PATHS, path_ids=list(wanted))
+        if len(there) < len(wanted) and await self._named(strays):
+            raise IntegrityFailure("a path of items was removed outside the gateway")
+        raise LostRaceError
+
+    async def _check_revisions(self, places: Iterable[Place]) -> None:
+        """Check that what is stored was put at the revision that its row says, where that decides.
+
+        Raises:
+            IntegrityFailure: A column was edited outside the gateway.
+        """
+        stored = [each for each in places if self._rows[each].revision is not None]
+        for start in range(0, len(stored), _CHECKED_AT_ONCE):
+            for row in await self._named(stored[start : start + _CHECKED_AT_ONCE]):
+                await self._pauses.after(len(row.envelope))
+                open_item(self._sealer, row.columns, row.envelope, row.member)
+
+    async def _named(self, places: Sequence[Place]) -> list[sql.ItemRow]:
+        if not places:
+            return []
+        path_ids, key_ids = zip(*places, strict=True)
+        return await self._transaction.fetch_all(sql.NAMED, path_ids=list(path_ids), key_ids=list(key_ids))
+
+    async def _add_paths(self, writes: Iterable[tuple[Place, ItemWrite]]) -> dict[bytes, StorageError]:
         """Make the paths that something is to be put into; returns those that cannot be made."""
         missing: dict[bytes, Labels] = {
             in_path: write.name.path
-            for (in_path, _), write in writes.items()
+            for (in_path, _), write in writes
             if in_path not in self._paths and write.value is not None and write.if_revision is None
         }
         if not missing:
@@ -177,6 +224,7 @@ class Writing:
             if before is not None:
                 path.items = path.items.subtract(item_mac(self._sealer, *place, before))
             if put is not None:
+                await self._pauses.after(len(put.record.data))
                 sealed = seal_item(self._sealer, put.columns, put.record)
                 path.items = path.items.add(item_mac(self._sealer, *place, sealed.member))
                 puts.append(_columns(put, sealed.envelope, sealed.member))

@@ -122,12 +122,20 @@ DELETE FROM stateroom.items
 WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND path_id = :path_id AND key_id = :key_id
 """)
 
-# Never a row that was written since, nor one that is over: it was shown as absent by then.
+# Never a row that was written since, nor one that is over: it was shown as absent by then. What somebody is writing is
+# left out, so that this waits for nobody.
 KEEP = Statement("""
-UPDATE stateroom.items SET expires_at = statement_timestamp() + make_interval(secs => ttl_seconds)
-WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND path_id = :path_id AND key_id = :key_id
-  AND revision = :revision AND expires_at > statement_timestamp()
-  AND expires_at < statement_timestamp() + make_interval(secs => ttl_seconds)
+UPDATE stateroom.items i SET expires_at = statement_timestamp() + make_interval(secs => i.ttl_seconds)
+FROM (
+    SELECT x.path_id, x.key_id
+    FROM unnest(:path_ids::bytea[], :key_ids::bytea[], :revisions::bigint[]) AS w(path_id, key_id, revision)
+    JOIN stateroom.items x ON x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND x.path_id = w.path_id
+        AND x.key_id = w.key_id AND x.revision = w.revision
+    WHERE x.expires_at > statement_timestamp()
+      AND x.expires_at < statement_timestamp() + make_interval(secs => x.ttl_seconds)
+    ORDER BY x.path_id, x.key_id FOR UPDATE OF x SKIP LOCKED
+) k
+WHERE i.tenant_id = :tenant_id AND i.subject_id = :subject_id AND i.path_id = k.path_id AND i.key_id = k.key_id
 """)
 
 # --- in the order of changes, the newest first -----------------------------------------------------------------------
