@@ -46,7 +46,7 @@ class PathList:
     @property
     def bytes(self) -> int:
         """About how much memory it takes."""
-        return sum(_PATH_BYTES + sum(map(len, each)) for each in self.labels.values())
+        return _PATH_BYTES + sum(_PATH_BYTES + sum(map(len, each)) for each in self.labels.values())
 
 
 class PathLists:
@@ -110,7 +110,7 @@ async def _opened(transaction: Transaction, sealer: Sealer, now: sql.ScopeNow) -
         rows = await transaction.fetch_all(sql.LABELS_AFTER, path_id=after, page_rows=_PAGE_ROWS)
         for row in rows:
             after = row.path_id
-            counted = counted.add(path_mac(sealer, row.path_id))
+            counted = counted.add(path_mac(sealer, row.path_id, row.share_check))
             if row.share_check == wanted:
                 labels[row.path_id] = open_labels(sealer, row.path_id, row.labels)
                 await pauses.after(len(row.labels))
@@ -211,7 +211,7 @@ async def add_paths(
         columns = path.columns(sealer)
         if not await transaction.fetch_one(sql.ADD_PATH, **columns, share_check=path.share_check, labels=labels):
             raise LostRaceError
-        counted = counted.add(path_mac(sealer, path_id))
+        counted = counted.add(path_mac(sealer, path_id, path.share_check))
     await _set_scope(transaction, sealer, row.sequence + 1, ScopeSeal(counted, scope.floor))
     return made
 
@@ -234,7 +234,7 @@ async def store_paths(transaction: Transaction, sealer: Sealer, changed: Sequenc
     scope = ScopeSeal.open(sealer, row.sequence, row.seal)
     paths, floor = scope.paths, scope.floor
     for path in empty:
-        paths, floor = paths.subtract(path_mac(sealer, path.path_id)), max(floor, path.sequence)
+        paths, floor = paths.subtract(path_mac(sealer, path.path_id, path.share_check)), max(floor, path.sequence)
     await transaction.run_many(sql.REMOVE_PATH, [{"path_id": path.path_id} for path in empty])
     await _set_scope(transaction, sealer, row.sequence + 1, ScopeSeal(paths, floor))
 

@@ -24,9 +24,9 @@ _PATH = struct.Struct(f">BQ{_SUM_BYTES}s")
 _SCOPE = struct.Struct(f">BQQ{_SUM_BYTES}s")
 
 
-def path_mac(sealer: Sealer, named: bytes) -> bytes:
-    """A path's member of its subject's set of paths."""
-    return sealer.without_share.mac(b"live-path", named)
+def path_mac(sealer: Sealer, named: bytes, share_check: bytes | None) -> bytes:
+    """A path's member of its subject's set of paths; the share is in it, so that nobody hides a path behind another."""
+    return sealer.without_share.mac(b"live-path", named, share_check or b"")
 
 
 def item_mac(sealer: Sealer, named: bytes, key: bytes, member: bytes) -> bytes:
