@@ -14,7 +14,7 @@ as itself:
 import base64
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
@@ -25,6 +25,8 @@ from gateway.authentication.api_keys import generate
 from gateway.http.exchange import VERSION_SCHEMAS_MAX
 from storage.access.offload import RESOLVED_BYTES_MAX
 from storage.format.pieces import HOLES_MAX, LEAF_SHOWN_BYTES
+from storage.items.filters import ITEM_FILTER_DEPTH_MAX, ITEM_FILTER_VALUES_MAX
+from storage.items.model import ITEM_LABELS_MAX, ITEM_OFFSET_MAX, ITEM_OPERATIONS_MAX, ITEM_VALUE_BYTES_MAX
 from storage.keys.key_seals import Pepper, Peppers
 from storage.service import Store
 from storage.threads.links import ANCESTORS_MAX
@@ -631,6 +633,101 @@ def many_schemas(tenant: Tenant) -> None:
     ])  # fmt: skip
 
 
+def _batch(tenant: Tenant, accept: str = JSON, **operations: Any) -> Request:
+    body = json.dumps(operations, separators=(",", ":")).encode()
+    return tenant.raw("POST", "/v1/items:batch", body, accept=accept)
+
+
+def items_put(tenant: Tenant, declared: Declared) -> list[Line]:
+    """One key and many, of as many bytes or lists as there may be."""
+    values = (
+        b'"' + b"a" * (ITEM_VALUE_BYTES_MAX - 100) + b'"',
+        b"[" + b"[]," * (ITEM_VALUE_BYTES_MAX // 3 - 100) + b"[]]",
+    )
+    puts = [
+        tenant.raw("PUT", f"/v1/items/put/{key}", b'{"value":{"a":%b}}' % value)
+        for value in values
+        for key in ("one", f"k-{NUMBER}")
+    ]
+    return [Line(EVERYBODY // 4, [each]) for each in puts]
+
+
+def items_read(tenant: Tenant, declared: Declared) -> list[Line]:
+    """Items of as many bytes as there may be, one by one and a hundred together, half of them not read."""
+    gets = [{"path": ["heavy"], "key": f"k{number}"} for number in range(ITEM_OPERATIONS_MAX)]
+    formats = (JSON, MSGPACK)
+    one = [tenant.raw("GET", f"/v1/items/heavy/k{n}", accept=accept) for n in range(2) for accept in formats]
+    many = [_batch(tenant, accept, gets=gets) for accept in formats]
+    return [
+        *(Line(EVERYBODY // 8, [each]) for each in one),
+        *(Line(EVERYBODY // 4, [each], reads=bool(number)) for number, each in enumerate(many)),
+    ]
+
+
+def items_deleted(tenant: Tenant, declared: Declared) -> list[Line]:
+    """Paths come and go: each takes the lock of all of the subject's paths."""
+    path = f"/v1/items/p-{NUMBER}/k"
+    return whole(tenant, tenant.raw("PUT", path, b'{"value":{}}'), tenant.raw("DELETE", path))
+
+
+def items_searched(tenant: Tenant, declared: Declared) -> list[Line]:
+    """Nothing is found in as many items as are looked at; and what is found comes behind as many as may be left out."""
+    wanted = [
+        {"prefix": ["many"], "filter": FILTER_OF_MANY_VALUES, "limit": 1000},
+        {"prefix": ["many"], "filter": FILTER_OF_DEPTH, "limit": 1000},
+        {"offset": ITEM_OFFSET_MAX, "limit": 1000},
+        {"limit": 1000},
+    ]
+    sent = [tenant.raw("POST", "/v1/items:search", json.dumps(each).encode()) for each in wanted]
+    return [Line(EVERYBODY // 4, [each]) for each in sent]
+
+
+def items_batched(tenant: Tenant, declared: Declared) -> list[Line]:
+    """A hundred searches over everything with a filter, and a hundred puts of as many bytes as there may be."""
+    searches = [{"filter": FILTER_OF_MANY_VALUES, "limit": 1000}] * ITEM_OPERATIONS_MAX
+    value = {"a": "a" * (ITEM_VALUE_BYTES_MAX - 100)}
+    writes = [{"path": [f"w{n % 7}"], "key": f"k{n}", "value": value} for n in range(ITEM_OPERATIONS_MAX)]
+    return [
+        Line(EVERYBODY - LARGE_AT_ONCE, [_batch(tenant, searches=searches)]),
+        Line(LARGE_AT_ONCE - 1, [_batch(tenant, writes=writes)]),
+        Line(1, [_batch(tenant, writes=writes, atomic=True)]),
+    ]
+
+
+def items_compared(tenant: Tenant, declared: Declared) -> list[Line]:
+    """As many conditions as a filter may have, each of a list of 64 KiB, at items of 256 KiB."""
+    conditions = [{name: {"$eq": [[], number]}} for number in range(80) for name in ("a", "b")]
+    wanted = [{"prefix": ["heavy"], "filter": {"$or": conditions}, "limit": 1000},
+              {"prefix": ["heavy"], "filter": {"a": {"b": 1}}, "limit": 1000},
+              {"prefix": ["heavy"], "limit": 1000}]  # fmt: skip
+    sent = [tenant.raw("POST", "/v1/items:search", json.dumps(each).encode()) for each in wanted]
+    return [Line(EVERYBODY // 3, [each]) for each in sent]
+
+
+def paths_listed(tenant: Tenant, declared: Declared) -> list[Line]:
+    """Ten thousand paths, compared with labels of which each may be anything; once, and a hundred times in a batch."""
+    wanted = {"prefix": ["*"] * (ITEM_LABELS_MAX - 1), "suffix": ["*"] * ITEM_LABELS_MAX, "limit": 1000}
+    one = tenant.raw("POST", "/v1/items:paths", json.dumps(wanted).encode())
+    return [
+        Line(EVERYBODY // 2, [one]),
+        Line(EVERYBODY // 4, [_batch(tenant, paths=[wanted | {"limit": 1}] * ITEM_OPERATIONS_MAX)]),
+        Line(EVERYBODY // 4, [_batch(tenant, searches=[{"prefix": ["nothing"]}] * ITEM_OPERATIONS_MAX)]),
+    ]
+
+
+def more_paths(tenant: Tenant, declared: Declared) -> list[Line]:
+    """A hundred paths more than there may be, again and again."""
+    writes = [{"path": [f"more-{NUMBER}", str(n)], "key": "k", "value": {}} for n in range(ITEM_OPERATIONS_MAX)]
+    return whole(tenant, _batch(tenant, writes=writes))
+
+
+_LONG = "x" * 200
+FILTER_OF_MANY_VALUES = {"$or": [{"kind": {"$in": [f"{n}"] * 8}} for n in range(ITEM_FILTER_VALUES_MAX // 10 - 10)]}
+FILTER_OF_DEPTH: dict[str, Any] = {"tags": [_LONG]}
+for _ in range((ITEM_FILTER_DEPTH_MAX - 4) // 2):
+    FILTER_OF_DEPTH = {"$or": [FILTER_OF_DEPTH, {"text": {"$gt": _LONG}}]}
+
+
 BODIES = Case("three bodies of 32 MiB of escapes or empties, 20 of 199,000 empty lists, 105 that are accepted", bodies,
               frozenset({"200", "201", "202", "204", "403", "404", "409", "422"}))  # fmt: skip
 LOOK_UPS = Case("128 look-ups at once", look_ups, frozenset({"200", "202", "204", "403", "404"}))
@@ -693,6 +790,15 @@ CASES: dict[str, Case] = {
         "128 move 999 checkpoints into segments, list them there, look for what none of them is, and bring them back",
         segmenting,
         shares="history",
+    ),
+    "items compared": Case(
+        "128 searches with 160 conditions, each of a list, or with none, over items of 256 KiB",
+        items_compared,
+        rows=rows.heavy_items,
+        shares="heavy items",
+    ),
+    "more paths": Case(
+        "128 put into 100 paths more than there may be", more_paths, rows=rows.many_paths, shares="paths"
     ),
     "unknown keys": Case("128 connections with unknown keys that look right", unknown_keys, frozenset({"401"})),
 }
@@ -818,6 +924,17 @@ VERBS: dict[str, Case] = {
     "import_threads": Case("128 imports, half of them 8 MiB of nonsense", imports),
     "get_transfer_key": LOOK_UPS,
     "accept_unbound_import": BODIES,
+    "put_item": Case("128 puts of 256 KiB of text or empty lists, half of them of one key", items_put),
+    "get_item": Case("64 read items of 256 KiB, 64 batches of 100 of them, half of these not read", items_read,
+                     frozenset({"200"}), rows=rows.heavy_items, shares="heavy items"),
+    "delete_item": Case("128 make a path and remove it", items_deleted),
+    "search_items": Case("64 searches with 1,000 values or as deep as may be, that find nothing in 50,000 items; 64 of"
+                         " 1,000 items, half of them behind 100,000", items_searched, rows=rows.many_items,
+                         shares="items"),
+    "list_item_paths": Case("10,000 paths, 64 times with wildcards, 32 batches of a hundred such, 32 of searches",
+                            paths_listed, rows=rows.many_paths, shares="paths"),
+    "run_item_batch": Case("124 batches of 100 searches over 50,000 items with a filter, 4 of 100 puts of 256 KiB",
+                           items_batched, rows=rows.many_items, shares="items"),
     "livez": PUBLIC,
     "readyz": PUBLIC,
     "openapi": PUBLIC,
@@ -899,6 +1016,17 @@ LIMITS: dict[str, str] = {
     "AGENT_POLICIES_MAX": "put_retention",
     "AGENT_POLICY_ROWS_MAX": "put_retention",
     "AGENT_SAVE_POLICIES_MAX": "policies of agents",
+    "ITEM_LABELS_MAX": "list_item_paths",
+    "ITEM_PATHS_MAX": "more paths",
+    "ITEM_VALUE_BYTES_MAX": "put_item",
+    "ITEM_OPERATIONS_MAX": "run_item_batch",
+    "ITEM_OFFSET_MAX": "search_items",
+    "ITEM_FILTER_DEPTH_MAX": "search_items",
+    "ITEM_FILTER_VALUES_MAX": "run_item_batch",
+    "ITEM_COMPARED_BYTES_MAX": "items compared",
+    "ITEM_SCAN_ROWS_MAX": "run_item_batch",
+    "ITEM_OPENED_ROWS_MAX": "search_items",
+    "ITEM_OPENED_BYTES_MAX": "items compared",
 }
 _A_TEXT = "a text of at most some KiB of a body or head, compared with a pattern; the body's limits bound how many"
 _A_WORKER = "counted in a worker process, which CPU_SECONDS_MAX ends: migrate_state"
@@ -913,6 +1041,9 @@ UNPUSHED: dict[str, str] = {
     "TOKEN_CHARACTERS_MAX": _A_TEXT,
     "_MEDIA_TYPE_CHARACTERS_MAX": _A_TEXT,
     "SEARCHABLE_KEY_BYTES_MAX": _A_TEXT,
+    "ITEM_PATH_BYTES_MAX": _A_TEXT,
+    "ITEM_FILTER_BYTES_MAX": "a body's limits bound them together; what a filter costs is how many values it has",
+    "ITEM_TTL_SECONDS_MAX": _A_NUMBER,
     "URL_SECONDS_MAX": "how long a URL is good for: nothing is kept for it",
     "SECONDS_MAX": _A_NUMBER,
     "COUNT_MAX": _A_NUMBER,

@@ -4,15 +4,27 @@ A store of its own, which is the deployment's: all features are on, as long afte
 on in the background of any gateway.
 """
 
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from uuid import UUID
 
+import msgpack
+
 from crypto.roots import create_root_key
 from storage.control.features import KNOWN
 from storage.control.rows import adoption_row, policy_row, save_policy_row, schema_row
-from storage.model import SaveRule, ThreadLink
+from storage.items.model import (
+    ITEM_LABELS_MAX,
+    ITEM_PATHS_MAX,
+    ITEM_VALUE_BYTES_MAX,
+    Batch,
+    ItemName,
+    ItemWrite,
+)
+from storage.items.searching import ITEM_SCAN_ROWS_MAX
+from storage.model import SaveRule, ThreadLink, Value
 from storage.postgres.statement import Statement
 from storage.retention.policies import AGENT_POLICIES_MAX, AGENT_POLICY_ROWS_MAX
 from storage.schemas.adoptions import ADOPTIONS_MAX
@@ -28,6 +40,8 @@ from storage.threads.links import ANCESTORS_MAX, FAMILY_THREADS_MAX
 from tests.support.features import switch_on
 from tests.support.production import Deployment
 
+HEAVY_ITEMS = 200
+_PUT_AT_ONCE = 100
 COUNTED_ROWS = 300_000  # sixty pages of a count
 _FILL = Statement("""
 INSERT INTO stateroom.pending_writes
@@ -113,6 +127,42 @@ async def families(store: Store, tenant_id: UUID) -> None:
         await store.links.link(scope, f"child-{number}", ThreadLink("wide"))
     for number in range(ANCESTORS_MAX):
         await store.links.link(scope, f"deep-{number + 1}", ThreadLink(f"deep-{number}"))
+
+
+async def many_paths(store: Store, tenant_id: UUID) -> None:
+    """As many paths of items as there may be, of as many labels, with an item in each."""
+    labels = tuple(f"label-{number}" for number in range(ITEM_LABELS_MAX - 1))
+    await _put(store, tenant_id, [((*labels, f"p{number}"), "k", b"\x80") for number in range(ITEM_PATHS_MAX)])
+
+
+async def many_items(store: Store, tenant_id: UUID) -> None:
+    """As many items in a path as the searches of a request look at."""
+    value = msgpack.packb({"kind": "fact", "text": "remembered " * 20, "tags": [[]] * 40})
+    await _put(store, tenant_id, [(("many",), f"k{number}", value) for number in range(ITEM_SCAN_ROWS_MAX)])
+
+
+async def heavy_items(store: Store, tenant_id: UUID) -> None:
+    """Items of as many bytes as there may be: random ones, empty lists, one text, and as many members."""
+    size = ITEM_VALUE_BYTES_MAX - 1024
+    values = (
+        {"a": os.urandom(size)},
+        {"a": [[]] * (size // 2), "b": [[]] * (size // 4), "c": "x"},
+        {"a": "a" * size},
+        {f"{number:x}": 0 for number in range(size // 7)},
+    )
+    await _put(
+        store, tenant_id, [(("heavy",), f"k{n}", msgpack.packb(values[n % len(values)])) for n in range(HEAVY_ITEMS)]
+    )
+
+
+async def _put(store: Store, tenant_id: UUID, items: Sequence[tuple[tuple[str, ...], str, bytes]]) -> None:
+    scope = Scope(tenant_id, "attacker")
+    for start in range(0, len(items), _PUT_AT_ONCE):
+        writes = [
+            ItemWrite(ItemName(path, key), Value("msgpack", value))
+            for path, key, value in items[start : start + _PUT_AT_ONCE]
+        ]
+        await store.items.run(scope, Batch(writes=writes))
 
 
 async def rows_to_count(store: Store, tenant_id: UUID) -> None:

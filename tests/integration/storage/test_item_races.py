@@ -31,7 +31,7 @@ def items(store):
 
 async def expired(items, scope):
     """Remove what is over."""
-    while not (await items.expiring.run(TenantScope(scope.tenant_id))).ended:
+    async for _ in items.expiring.run(TenantScope(scope.tenant_id)):
         pass
 
 
