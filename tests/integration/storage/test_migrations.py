@@ -17,9 +17,11 @@ from sqlalchemy.pool import NullPool
 
 from gateway.embedded.postgres import postgres_programs
 from storage.blobs.memory import MemoryBlobStore
-from storage.control.features import COLD_NAMESPACES, LINKS, SEGMENTS
+from storage.control.features import COLD_NAMESPACES, ITEMS, LINKS, SEGMENTS
+from storage.encoding import encode_msgpack
 from storage.errors import SetupError
-from storage.model import ThreadLink
+from storage.items.model import Batch, ItemName, ItemWrite
+from storage.model import ThreadLink, Value
 from storage.postgres.setup import _config, current, db_revision_required, script, upgrade
 from storage.postgres.tables import SCHEMA, metadata
 from storage.scope import Scope
@@ -263,6 +265,21 @@ async def test_links_are_not_migrated_away(own_database, archiving):
     await store.links.unlink(scope, "child")
     await store.close()
     await migrate(owner_url, command.downgrade, "a39")
+
+
+async def test_items_are_not_migrated_away(own_database, archiving):
+    owner_url, _ = own_database
+    scope, name = Scope(uuid4(), "user-1"), ItemName(("memories", "ada"), "seat")
+    store = await archiving()
+    await switch_on(store, ITEMS)
+    await store.items.run(scope, Batch(writes=[ItemWrite(name, Value("msgpack", encode_msgpack({"n": 1})))]))
+    with pytest.raises(DBAPIError, match="items are stored: delete them before"):
+        await migrate(owner_url, command.downgrade, "a42")
+    assert await current(owner_url) == db_revision_required()
+    await store.items.run(scope, Batch(writes=[ItemWrite(name, None)]))
+    await store.close()
+    await migrate(owner_url, command.downgrade, "a42")
+    assert await current(owner_url) == "a42"
 
 
 async def test_two_upgrades_at_the_same_moment_both_succeed(own_database, launcher, tmp_path):

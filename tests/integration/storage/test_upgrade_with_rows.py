@@ -255,6 +255,18 @@ def test_a_thread_that_the_earlier_build_deleted_begins_again(ada):
         assert ok(ada.get(f"/v1/threads/{thread}/checkpoints/latest"))["state"] == {"again": thread}
 
 
+ITEM = "/v1/items/memories/seat"
+
+
+def test_items_wait_for_the_upgrade_to_be_finished_and_are_none_until_then(ada, service):
+    refused = ada.put(ITEM, json={"value": {"row": 7}})
+    assert (refused.status_code, refused.json()["code"]) == (409, "feature-off")
+    missing = ada.get(ITEM)
+    assert (missing.status_code, missing.json()["code"]) == (404, "item-not-found")
+    assert ok(ada.post("/v1/items:search", json={}))["items"] == []
+    assert ok(ada.post("/v1/items:paths", json={}))["paths"] == []
+
+
 async def test_a_finished_upgrade_links_what_the_earlier_build_saved(upgraded, launcher):
     await finish_upgrade(upgraded.deployment, *KNOWN)
     async with serving(launcher, upgraded.deployment, "--no-background") as finished:
@@ -262,6 +274,15 @@ async def test_a_finished_upgrade_links_what_the_earlier_build_saved(upgraded, l
             ok(client.put("/v1/threads/growing/parent", json={"thread_id": "spread"}))
             children = ok(client.get("/v1/threads/spread/children"))
             assert "growing" in json.dumps(children)
+
+
+async def test_a_finished_upgrade_keeps_items_of_a_subject_that_the_earlier_build_knew(upgraded, launcher):
+    """Beside its threads, under its keys, which the earlier build made."""
+    async with serving(launcher, upgraded.deployment, "--no-background") as finished:
+        with client_of(finished, upgraded.document.keys["service"], ADA) as client:
+            ok(client.put(ITEM, json={"value": {"row": 7}}))
+            assert ok(client.get(ITEM))["value"] == {"row": 7}
+            assert [each["key"] for each in ok(client.post("/v1/items:search", json={}))["items"]] == ["seat"]
 
 
 def test_all_that_is_left_is_sound(upgraded, ada, service, operator, worker):
