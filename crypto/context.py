@@ -45,6 +45,7 @@ class Kind(IntEnum):
     ITEM_LABELS = 0x19
     ITEM_PATH = 0x1A
     ITEM_SCOPE = 0x1B
+    ITEM_VECTORS = 0x1C
     BLOB_PART = 0x20
     SUBJECT_KEY = 0x30
     TENANT_KEY = 0x31

@@ -363,6 +363,10 @@ TABLE: dict[type[Exception], Kind] = {
         409, "legal-hold",
         "A hold keeps the thread, its agent or the tenant: nothing can be removed before a tenant:admin lifts it.",
     ),
+    storage_errors.ItemIndexTooLarge: Kind(
+        409, "item-index-too-large",
+        "The subject's vectors by this model take more than is searched: delete items, or use fewer dimensions.",
+    ),
     storage_errors.ItemPathsExceeded: Kind(
         409, "item-paths-exceeded",
         "The subject has 10,000 paths of items: delete what is in some, or tell things apart by keys instead of paths.",
@@ -667,6 +671,7 @@ def _limit(error: Exception) -> str | UnsetType:
             | storage_errors.LimitExceeded()
             | storage_errors.StateTooLarge()
             | storage_errors.QuotaExceeded()
+            | storage_errors.ItemIndexTooLarge()
         ):
             return error.limit
         case InvalidRequest(limit=str(name)):

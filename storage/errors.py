@@ -155,6 +155,14 @@ class ItemPathsExceeded(Conflict):
     """The subject has as many paths of items as it may; delete the items of some, or use fewer paths."""
 
 
+class ItemIndexTooLarge(Conflict):
+    """The subject has more vectors by this model than are searched; delete items, or put fewer or shorter vectors."""
+
+    def __init__(self, allowed: int) -> None:
+        super().__init__(f"the vectors of one subject by one model may take {allowed:,} bytes (ITEM_INDEX_BYTES_MAX)")
+        self.limit = "ITEM_INDEX_BYTES_MAX"
+
+
 class LegalHold(Conflict):
     """A legal hold keeps this: nothing of it can be removed before the hold is lifted. Nothing was changed."""
 

@@ -25,6 +25,7 @@ from storage.artifacts import part_uploads
 from storage.checkpoints import compacting, reading
 from storage.format import pieces
 from storage.items import filters as item_filters
+from storage.items import index as item_index
 from storage.items import model as item_model
 from storage.items import searching as item_searching
 from storage.retention import policies as retention_policies
@@ -223,6 +224,14 @@ SECTIONS: Final = {
         Limit("ITEM_PATHS_MAX", item_model, "paths of a subject", "item-paths-exceeded"),
         Limit("ITEM_VALUE_BYTES_MAX", item_model, "an item's value, in MessagePack", "limit-exceeded"),
         Limit("ITEM_OPERATIONS_MAX", item_model, "operations of a batch", "limit-exceeded"),
+        Limit("ITEM_VECTORS_MAX", item_model, "vectors of an item by one model", "limit-exceeded"),
+        Limit("ITEM_DIMENSIONS_MAX", item_model, "dimensions of a vector", "limit-exceeded"),
+        Limit(
+            "ITEM_INDEX_BYTES_MAX",
+            item_index,
+            "vectors of a subject by one model, a byte a dimension",
+            "item-index-too-large",
+        ),
         Limit("ITEM_TTL_SECONDS_MAX", item_model, "an item's time to live", "invalid-request"),
         Limit("ITEM_OFFSET_MAX", item_model, "how many a search leaves out (`offset`)", "invalid-request"),
         Limit("ITEM_FILTER_BYTES_MAX", item_filters, "a filter", "limit-exceeded"),

@@ -16,6 +16,7 @@ from storage.access.sealing import Sealing
 from storage.errors import IntegrityFailure, LegalHold, NotFound
 from storage.format.items.seals import item_mac
 from storage.items.paths import lock_paths, store_paths
+from storage.items.vector_writes import remove_vectors
 from storage.scope import Scope, TenantScope
 from storage.statements.items import items as sql
 from storage.statements.rules.retention import holds_lock
@@ -105,6 +106,7 @@ class Expiring:
                 path = locked[path_id]
                 for row in over:
                     path.items = path.items.subtract(item_mac(sealer, path_id, row.key_id, row.member))
+                await remove_vectors(transaction, sealer, [(path_id, row.key_id) for row in over], locked)
                 path.sequence += 1
                 await transaction.run_many(sql.DELETE, [{"path_id": path_id, "key_id": row.key_id} for row in over])
                 await store_paths(transaction, sealer, [path])

@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Final, Literal, NamedTuple
 
 from storage.errors import InvalidState, LimitExceeded
+from storage.format.items.vectors import Vector
 from storage.items.filters import Filter
 from storage.model import Value
 from storage.scope import ID_BYTES_MAX
@@ -15,6 +16,8 @@ ITEM_VALUE_BYTES_MAX: Final = 256 * 1024
 ITEM_OPERATIONS_MAX: Final = 100
 ITEM_PATHS_MAX: Final = 10_000
 ITEM_TTL_SECONDS_MAX: Final = 10 * 366 * 86_400
+ITEM_VECTORS_MAX: Final = 64
+ITEM_DIMENSIONS_MAX: Final = 4096
 ITEM_OFFSET_MAX: Final = 100_000
 ANY_LABEL: Final = "*"
 
@@ -40,6 +43,7 @@ class Item:
         updated_at: When this value was put.
         ttl_seconds: How long it lives after it was put or last read; None: until it is deleted.
         expires_at: When it is over, if nobody reads it before.
+        score: How near it is to what was searched for; None: it was not found by that.
     """
 
     name: ItemName
@@ -49,11 +53,24 @@ class Item:
     updated_at: datetime
     ttl_seconds: int | None
     expires_at: datetime | None
+    score: float | None = None
+
+
+class ModelVectors(NamedTuple):
+    """Vectors of one item by one model, all of the same dimensions: at least one."""
+
+    model: str
+    vectors: tuple[Vector, ...]
+
+    @property
+    def dimensions(self) -> int:
+        """How many dimensions each has."""
+        return len(self.vectors[0].codes)
 
 
 @dataclass(frozen=True, slots=True)
 class ItemWrite:
-    """An item to put, or (``value`` None) to delete.
+    """An item to put; without a value one to delete, or (with ``vectors``) to give vectors to and leave as it is.
 
     Attributes:
         name: Its path and key.
@@ -61,6 +78,8 @@ class ItemWrite:
         ttl_seconds: How long it lives; None: until it is deleted.
         if_revision: Only if this is its revision.
         if_absent: Only if there is none, or one that is over.
+        vectors: By which it is found by what it means, a list of them for each model. Those of an item that is put
+            replace all that it had; those that are given to one replace what it had by the same models.
     """
 
     name: ItemName
@@ -68,9 +87,10 @@ class ItemWrite:
     ttl_seconds: int | None = None
     if_revision: int | None = None
     if_absent: bool = False
+    vectors: tuple[ModelVectors, ...] = ()
 
 
-WriteStatus = Literal["created", "replaced", "deleted", "absent"]
+WriteStatus = Literal["created", "replaced", "deleted", "absent", "indexed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +112,21 @@ class ItemGet:
     refresh: bool = True
 
 
+Metric = Literal["cosine", "dot", "l2"]
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """What items are searched by: a vector, the model that made it, and how nearness is measured.
+
+    ``metric``: the cosine of the angle, the dot product, or the negative Euclidean distance; greater is nearer.
+    """
+
+    model: str
+    values: tuple[float, ...]
+    metric: Metric = "cosine"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemSearch:
     """Items to find, the last changed first.
@@ -103,9 +138,11 @@ class ItemSearch:
         offset: How many to leave out first.
         after: Where an earlier page ended.
         refresh: As in `ItemGet`.
+        near: The vector that theirs are near to, the nearest first; None: the last changed come first.
     """
 
     prefix: Labels = ()
+    near: Near | None = None
     filter: Filter | None = None
     limit: int = 100
     offset: int = 0

@@ -29,6 +29,7 @@ LIST_SECONDS: Final = 300.0
 _PAGE_ROWS: Final = 1_000
 _PATH_BYTES: Final = 200  # what a path takes in memory besides its labels
 _NO_SEQUENCE: Final = 0
+NOTHING: Final = LiveSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +141,14 @@ class LockedPath:
         share_check: What tells the client's share that its labels are under; None: none.
         sequence: How many changes it has had.
         items: The live set of its items.
+        vectors: The live set of the rows of their vectors.
     """
 
     path_id: bytes
     share_check: bytes | None
     sequence: int
     items: LiveSet
+    vectors: LiveSet = NOTHING
 
     @classmethod
     def of(cls, sealer: Sealer, row: sql.PathRow) -> "LockedPath":
@@ -155,11 +158,11 @@ class LockedPath:
             IntegrityFailure: It was edited outside the gateway.
         """
         seal = PathSeal.open(sealer, row.path_id, row.share_check, row.sequence, row.seal)
-        return cls(row.path_id, row.share_check, row.sequence, seal.items)
+        return cls(row.path_id, row.share_check, row.sequence, seal.items, seal.vectors)
 
     def columns(self, sealer: Sealer) -> dict[str, object]:
         """What is stored of it when it changed."""
-        seal = PathSeal(self.items).seal(sealer, self.path_id, self.share_check, self.sequence)
+        seal = PathSeal(self.items, self.vectors).seal(sealer, self.path_id, self.share_check, self.sequence)
         return {"path_id": self.path_id, "sequence": self.sequence, "seal": seal}
 
 
@@ -229,7 +232,7 @@ async def store_paths(transaction: Transaction, sealer: Sealer, changed: Sequenc
     if not empty:
         return
     row = await transaction.fetch_one(sql.LOCK_SCOPE)
-    if row is None or any(each.items.total for each in empty):
+    if row is None or any(each.items.total or each.vectors != LiveSet() for each in empty):
         raise IntegrityFailure("what is in paths of items was changed outside the gateway")
     scope = ScopeSeal.open(sealer, row.sequence, row.seal)
     paths, floor = scope.paths, scope.floor

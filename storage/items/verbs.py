@@ -27,8 +27,10 @@ from storage.errors import (
     StorageError,
 )
 from storage.items.expiring import Expiring
+from storage.items.index import Indexes
 from storage.items.keeping import Keeping
-from storage.items.model import Batch, Item, ItemWrite, Labels, Written
+from storage.items.model import Batch, Item, ItemSearch, ItemWrite, Labels, Written
+from storage.items.nearest import nearest
 from storage.items.paths import PathLists
 from storage.items.reading import Reading
 from storage.items.searching import Budget, search
@@ -37,6 +39,7 @@ from storage.model import Idempotency, Page
 from storage.scope import ClientShare, Scope
 
 _REFUSALS: dict[str, type[StorageError]] = {
+    "not-found": ItemNotFound,
     "moved": ItemMoved,
     "exists": ItemExists,
     "held": LegalHold,
@@ -109,6 +112,7 @@ class Items:
         self._access = access
         self._features = features
         self.lists = PathLists()
+        self.indexes = Indexes()
         self.keeping = Keeping(access.unit_of_work)
         self.expiring = Expiring(access)
 
@@ -163,6 +167,11 @@ class Items:
             raise ItemNotFound
         return item
 
+    async def _search(self, scope: Scope, reading: Reading, budget: Budget, wanted: ItemSearch) -> Page[Item]:
+        if wanted.near is None:
+            return await search(reading, budget, wanted)
+        return await nearest(reading, scope, self.indexes, budget, wanted)
+
     async def _read(self, scope: Scope, batch: Batch, share: ClientShare | None) -> Results:
         async def attempt(sealer: Sealer) -> Results:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
@@ -170,7 +179,7 @@ class Items:
                 reading, budget = Reading(transaction, scope, sealer, self.lists, self.keeping), Budget()
                 return Results(
                     gets=await reading.gets(batch.gets),
-                    searches=[await search(reading, budget, each) for each in batch.searches],
+                    searches=[await self._search(scope, reading, budget, each) for each in batch.searches],
                     paths=[await reading.paths(each) for each in batch.paths],
                 )
 
@@ -178,6 +187,7 @@ class Items:
             return await self._access.with_existing_keys(scope, attempt, NotFound(), share)
         except KeyDestroyed:
             self.lists.forget(scope)
+            self.indexes.forget(scope)
             raise
         except NotFound:  # a subject without keys has no items
             nothing: list[Item | None] = [None] * len(batch.gets)
@@ -203,11 +213,12 @@ class Items:
             if idempotency is None and not any(map(_makes, batch.writes)):  # nobody gets keys by this
                 return [*await self._access.with_existing_keys(scope, attempt, NotFound(), share)]
             return [*await self._access.with_keys(scope, attempt, share)]
-        except KeyDestroyed:
-            self.lists.forget(scope)
-            raise
         except NotFound:
             return _of_nobody(batch)
+        except KeyDestroyed:
+            self.lists.forget(scope)
+            self.indexes.forget(scope)
+            raise
         except _UndoneError as undone:
             return [each if isinstance(each, StorageError) else None for each in undone.outcomes]
 

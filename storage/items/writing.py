@@ -19,16 +19,18 @@ from storage.errors import (
     IntegrityFailure,
     ItemExists,
     ItemMoved,
+    ItemNotFound,
     ItemPathsExceeded,
     LegalHold,
     LostRaceError,
     RowQuotaExceeded,
     StorageError,
 )
-from storage.format.items.item import ItemColumns, ItemRecord, key_id, open_item, path_id, seal_item
+from storage.format.items.item import ItemColumns, ItemRecord, SealedItem, key_id, open_item, path_id, seal_item
 from storage.format.items.seals import item_mac
 from storage.items.model import ItemWrite, Labels, Written
 from storage.items.paths import LockedPath, add_paths, lock_paths, store_paths
+from storage.items.vector_writes import VectorWrites
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
 from storage.statements.items import items as sql
@@ -76,6 +78,7 @@ class Writing:
         self._rows: dict[Place, sql.FoundRow] = {}
         self._stored: dict[Place, _Stored | None] = {}
         self._final: dict[Place, _Put | None] = {}
+        self._vectors = VectorWrites(transaction, sealer)
         self._held: bool | None = None
         self._pauses = Pauses()
 
@@ -104,10 +107,12 @@ class Writing:
         refused = await self._add_paths(zip(places, writes, strict=True)) if room else {}
         outcomes: list[Outcome] = []
         for place, write in zip(places, writes, strict=True):
-            if write.value is None:
+            if write.value is None and not write.vectors:
                 outcomes.append(self._deleted(place, write))
             elif not room:
                 outcomes.append(RowQuotaExceeded())
+            elif write.value is None:
+                outcomes.append(self._indexed(place, write))
             else:
                 outcomes.append(refused.get(place[0]) or self._put(place, write, rows[0].now))
         await self._store()
@@ -184,6 +189,7 @@ class Writing:
         expires_at = None if write.ttl_seconds is None else now + timedelta(seconds=write.ttl_seconds)
         record = ItemRecord(write.name.key, write.value.encoding, write.value.data)
         self._final[place] = _Put(columns, expires_at, record)
+        self._vectors.put(place, path.sequence, path.sequence, write.vectors)
         self._stored[place] = _Stored(path.sequence, created_at, over=False)
         return Written("created" if living is None else "replaced", path.sequence, created_at, now, expires_at)
 
@@ -199,8 +205,22 @@ class Writing:
             return held
         self._paths[place[0]].sequence += 1
         self._final[place] = None
+        self._vectors.delete(place)
         self._stored[place] = None
         return Written("deleted")
+
+    def _indexed(self, place: Place, write: ItemWrite) -> Outcome:
+        stored = self._stored[place]
+        living = stored if stored is not None and not stored.over else None
+        refusal = _refusal(write, living)
+        if refusal is not None:
+            return refusal
+        if living is None:
+            return ItemNotFound()
+        path = self._paths[place[0]]
+        path.sequence += 1
+        self._vectors.add(place, living.revision, path.sequence, write.vectors)
+        return Written("indexed", living.revision)
 
     def _hold(self) -> StorageError | None:
         """What refuses to take away anything that is stored, if something does.
@@ -227,13 +247,14 @@ class Writing:
                 await self._pauses.after(len(put.record.data))
                 sealed = seal_item(self._sealer, put.columns, put.record)
                 path.items = path.items.add(item_mac(self._sealer, *place, sealed.member))
-                puts.append(_columns(put, sealed.envelope, sealed.member))
+                puts.append(_columns(put, sealed, indexed=self._vectors.has(place)))
             elif before is not None:
                 deletes.append({"path_id": place[0], "key_id": place[1]})
         if puts:
             await self._transaction.run_many(sql.PUT, puts)
         if deletes:
             await self._transaction.run_many(sql.DELETE, deletes)
+        changed |= await self._vectors.store(self._rows, self._paths, self._final)
         await store_paths(self._transaction, self._sealer, [path for _, path in sorted(changed.items())])
         if any(put["expires_at"] is not None for put in puts):  # last: whoever waits here has all of its locks
             await self._transaction.run(BEGIN_ROUNDS, owner=self._scope.tenant_id)
@@ -254,6 +275,6 @@ def _refusal(write: ItemWrite, living: _Stored | None) -> StorageError | None:
     return None
 
 
-def _columns(put: _Put, envelope: bytes, member: bytes) -> dict[str, object]:
+def _columns(put: _Put, sealed: SealedItem, *, indexed: bool) -> dict[str, object]:
     columns = {name: getattr(put.columns, name) for name in put.columns.__struct_fields__}
-    return columns | {"expires_at": put.expires_at, "member": member, "envelope": envelope}
+    return columns | {"expires_at": put.expires_at, **sealed._asdict(), "indexed": indexed}

@@ -3,6 +3,10 @@
 Owns the checks of a body that its shape cannot say. A write whose value cannot be stored is refused by itself.
 """
 
+import sys
+from array import array
+from collections.abc import Sequence
+
 import msgpack
 import msgspec
 from msgspec import UNSET, Raw
@@ -17,6 +21,7 @@ from gateway.wire.items import items, searches
 from gateway.wire.problems import Fault
 from storage.encoding import decode_json
 from storage.errors import InvalidState, LimitExceeded, StorageError
+from storage.format.items.vectors import quantized
 from storage.items import filters, model
 from storage.items.filters import ITEM_FILTER_BYTES_MAX, Filter
 from storage.items.writing import Outcome
@@ -25,6 +30,8 @@ from storage.scope import Scope
 
 _SLICE_BYTES = 64 * 1024
 _ITEM_BYTES = 2 * 1024  # what an item or a filter counts for beside its bytes
+_FLOAT_BYTES = 4
+_FLOAT_MAX = 3.4e38
 _MAPS = {0xDE, 0xDF}
 
 
@@ -109,6 +116,75 @@ def searches_in(
     return made
 
 
+def vectors_in(sent: list[items.ItemVectors], where: str) -> Work[tuple[model.ModelVectors, ...]]:
+    """The vectors of a body, as storage keeps them.
+
+    Raises:
+        InvalidState: They are none, or not of one length; a model comes twice, or a number is not finite.
+        LimitExceeded: They have too many dimensions, or there are too many.
+    """
+    made: list[model.ModelVectors] = []
+    for number, each in enumerate(sent):
+        here = f"{where}/{number}"
+        given = [numbers_in(vector, f"{here}/vectors/{n}") for n, vector in enumerate(each.vectors)]
+        given += [unpacked(packed, f"{here}/packed/{n}") for n, packed in enumerate(each.packed)]
+        if not given or len({len(vector) for vector in given}) > 1:
+            raise InvalidState("vectors of a model are at least one, all of the same length", here)
+        if len(given) > model.ITEM_VECTORS_MAX:
+            raise LimitExceeded("ITEM_VECTORS_MAX", model.ITEM_VECTORS_MAX, len(given), here)
+        if any(other.model == each.model for other in made):
+            raise InvalidState("a model comes once", f"{here}/model")
+        kept = []
+        for vector in given:
+            kept.append(quantized(vector))
+            yield
+        made.append(model.ModelVectors(each.model, tuple(kept)))
+    return tuple(made)
+
+
+def numbers_in(numbers: Sequence[float], where: str) -> Sequence[float]:
+    """A vector of a body.
+
+    Raises:
+        InvalidState: A number is not finite, or is larger than a 32-bit float is.
+        LimitExceeded: It has too many dimensions.
+    """
+    if len(numbers) > model.ITEM_DIMENSIONS_MAX:
+        raise LimitExceeded("ITEM_DIMENSIONS_MAX", model.ITEM_DIMENSIONS_MAX, len(numbers), where)
+    if not all(abs(each) <= _FLOAT_MAX for each in numbers):
+        raise InvalidState("the numbers of a vector are finite, and no larger than a 32-bit float is", where)
+    return numbers
+
+
+def unpacked(packed: bytes, where: str) -> Sequence[float]:
+    """A packed vector of a body.
+
+    Raises:
+        InvalidState, LimitExceeded: As `numbers_in`; or it has no whole number of floats.
+    """
+    if not packed or len(packed) % _FLOAT_BYTES:
+        raise InvalidState("a packed vector has four bytes for each dimension", where)
+    numbers = array("f", packed)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers_in(numbers, where)
+
+
+def near_in(sent: searches.Near, where: str) -> model.Near:
+    """What a body searches by.
+
+    Raises:
+        InvalidState, LimitExceeded: As `numbers_in`; or the vector comes in no form, or in both.
+    """
+    if (sent.vector is UNSET) == (sent.packed is UNSET):
+        raise InvalidState("send either vector or packed", where)
+    if sent.vector is not UNSET:
+        values = numbers_in(sent.vector, f"{where}/vector")
+    else:
+        values = unpacked(b"" if sent.packed is UNSET else sent.packed, f"{where}/packed")
+    return model.Near(sent.model, tuple(values), sent.metric)
+
+
 def search_in(
     exchange_format: Format, sent: searches.ItemSearch, after: tuple[str, ...] | None, where: str = ""
 ) -> model.ItemSearch:
@@ -120,6 +196,7 @@ def search_in(
         offset=sent.offset,
         after=after,
         refresh=sent.refresh,
+        near=None if sent.near is UNSET else near_in(sent.near, f"{where}/near"),
     )
 
 
@@ -141,8 +218,9 @@ def writes_in(writes: list[items.ItemWrite], name: Format) -> Work[list[model.It
     part = _Slice()
     for number, sent in enumerate(writes):
         where = pointer("writes", number)
-        if (sent.value is not UNSET) == sent.delete:
-            raise InvalidRequest(Fault(detail="send either a value, or delete: true", pointer=where))
+        if sent.delete + (sent.value is not UNSET or bool(sent.vectors)) != 1:
+            detail = "send a value, or delete: true, or vectors of an item that is there"
+            raise InvalidRequest(Fault(detail=detail, pointer=where))
         if sent.if_absent and (sent.delete or sent.if_revision is not None):
             detail = "if_absent goes with a value, and not with if_revision"
             raise InvalidRequest(Fault(detail=detail, pointer=f"{where}/if_absent"))
@@ -162,6 +240,7 @@ def _write_in(sent: items.ItemWrite, name: Format, where: str) -> Work[model.Ite
         sent.ttl_seconds,
         sent.if_revision,
         sent.if_absent,
+        (yield from vectors_in(sent.vectors, f"{where}/vectors")),
     )
 
 
@@ -180,6 +259,7 @@ def item_out(item: model.Item, name: Format) -> Work[items.Item]:
         updated_at=item.updated_at,
         ttl_seconds=UNSET if item.ttl_seconds is None else item.ttl_seconds,
         expires_at=UNSET if item.expires_at is None else item.expires_at,
+        score=UNSET if item.score is None else item.score,
     )
 
 

@@ -16,11 +16,13 @@ from gateway.routes.items.conversion import (
     labels_in,
     map_in,
     name_in,
+    near_in,
     page_out,
     path_search_in,
     paths_out,
     search_in,
     searches_in,
+    vectors_in,
     writes_in,
     written_out,
 )
@@ -140,7 +142,9 @@ async def put_item(call: Call[Scope], path: str, key: str) -> Answer:
     named = _name(path, key)
     request, name, body = await exchange.body(items.ItemPut)
     value = await exchange.reservation.run(map_in(name, request.value, "/value"), len(body))
-    write = model.ItemWrite(named, value, request.ttl_seconds, _revision(exchange), exchange.if_none_match_any())
+    vectors = await exchange.reservation.run(vectors_in(request.vectors, "/vectors"), len(body))
+    revision, if_absent = _revision(exchange), exchange.if_none_match_any()
+    write = model.ItemWrite(named, value, request.ttl_seconds, revision, if_absent, vectors)
     written = await _one(call, write, name, body)
     return exchange.reply(
         written_out(call, written),
@@ -289,8 +293,9 @@ async def _results_out(
 
 
 def _search_cursor(call: Call[Scope], sent: searches.ItemSearch, where: str = "") -> ListCursor:
-    wanted = b"" if sent.filter is UNSET else bytes(sent.filter)
-    return _cursor(call, sent.cursor, where, "search", labels_in(sent.prefix, f"{where}/prefix"), wanted)
+    near = None if sent.near is UNSET else near_in(sent.near, f"{where}/near")
+    wanted = (b"" if sent.filter is UNSET else bytes(sent.filter), near and (near.model, near.metric, near.values))
+    return _cursor(call, sent.cursor, where, "search", labels_in(sent.prefix, f"{where}/prefix"), *wanted)
 
 
 def _path_cursor(call: Call[Scope], sent: searches.PathSearch, where: str = "") -> ListCursor:

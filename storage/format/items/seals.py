@@ -18,8 +18,8 @@ from storage.format.chain import LiveSet
 
 _SUM_BYTES = 32
 _FORMAT = 1
-# The format; count and sum of items.
-_PATH = struct.Struct(f">BQ{_SUM_BYTES}s")
+# The format; count and sum of items, and of rows of vectors.
+_PATH = struct.Struct(f">BQ{_SUM_BYTES}sQ{_SUM_BYTES}s")
 # The format; the floor; count and sum of paths.
 _SCOPE = struct.Struct(f">BQQ{_SUM_BYTES}s")
 
@@ -35,13 +35,25 @@ def item_mac(sealer: Sealer, named: bytes, key: bytes, member: bytes) -> bytes:
 
 
 class PathSeal(msgspec.Struct, frozen=True):
-    """What a path's sealed column says: the live set of its items."""
+    """What a path's sealed column says.
+
+    Attributes:
+        items: The live set of its items.
+        vectors: That of the rows of their vectors (`storage.format.items.vectors`).
+    """
 
     items: LiveSet = LiveSet()
+    vectors: LiveSet = LiveSet()
 
     def seal(self, sealer: Sealer, path_id: bytes, share_check: bytes | None, sequence: int) -> bytes:
         """The envelope, which is bound to the path's clear columns."""
-        plaintext = _PATH.pack(_FORMAT, self.items.count, self.items.total.to_bytes(_SUM_BYTES))
+        plaintext = _PATH.pack(
+            _FORMAT,
+            self.items.count,
+            self.items.total.to_bytes(_SUM_BYTES),
+            self.vectors.count,
+            self.vectors.total.to_bytes(_SUM_BYTES),
+        )
         location = (path_id, share_check, sequence)
         return sealer.without_share.seal(Kind.ITEM_PATH, location, plaintext, compress=False)
 
@@ -55,8 +67,8 @@ class PathSeal(msgspec.Struct, frozen=True):
             IntegrityFailure: It is not this path's, or a column was edited.
         """
         plaintext = _opened(sealer.without_share, Kind.ITEM_PATH, (path_id, share_check, sequence), envelope)
-        count, total = _unpacked(_PATH, plaintext)
-        return cls(LiveSet(count, int.from_bytes(total)))
+        count, total, vectors, vectors_total = _unpacked(_PATH, plaintext)
+        return cls(LiveSet(count, int.from_bytes(total)), LiveSet(vectors, int.from_bytes(vectors_total)))
 
 
 class ScopeSeal(msgspec.Struct, frozen=True):

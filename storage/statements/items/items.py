@@ -64,6 +64,7 @@ class FoundRow(msgspec.Struct, frozen=True):
     created_at: datetime | None
     member: bytes | None
     over: bool | None
+    indexed: bool | None
     keys_hash: int
     now: datetime
     tenant_policy: TenantPolicy | None
@@ -98,7 +99,7 @@ JOIN stateroom.items i ON i.tenant_id = :tenant_id AND i.subject_id = :subject_i
 FOUND = Statement(
     f"""
 SELECT w.path_id, w.key_id, i.revision, i.created_at, i.member, i.expires_at <= statement_timestamp() AS over,
-    {KEYS_HASH} AS keys_hash, statement_timestamp() AS now,
+    i.indexed, {KEYS_HASH} AS keys_hash, statement_timestamp() AS now,
     r.policy, r.legal_hold, r.updated_at AS policy_updated_at, r.mac, r.mac_format
 FROM unnest(:path_ids::bytea[], :key_ids::bytea[]) AS w(path_id, key_id)
 LEFT JOIN stateroom.items i ON i.tenant_id = :tenant_id AND i.subject_id = :subject_id AND i.path_id = w.path_id
@@ -110,12 +111,13 @@ LEFT JOIN stateroom.retention r ON r.tenant_id = :tenant_id AND r.level = 'tenan
 
 PUT = Statement("""
 INSERT INTO stateroom.items AS i (tenant_id, subject_id, path_id, key_id, revision, ttl_seconds, created_at, updated_at,
-    expires_at, member, envelope)
+    expires_at, member, envelope, indexed)
 VALUES (:tenant_id, :subject_id, :path_id, :key_id, :revision, :ttl_seconds, :created_at, :updated_at, :expires_at,
-    :member, :envelope)
+    :member, :envelope, :indexed)
 ON CONFLICT (tenant_id, subject_id, path_id, key_id) DO UPDATE SET revision = excluded.revision,
     ttl_seconds = excluded.ttl_seconds, created_at = excluded.created_at, updated_at = excluded.updated_at,
-    expires_at = excluded.expires_at, member = excluded.member, envelope = excluded.envelope
+    expires_at = excluded.expires_at, member = excluded.member, envelope = excluded.envelope,
+    indexed = excluded.indexed
 """)
 DELETE = Statement("""
 DELETE FROM stateroom.items

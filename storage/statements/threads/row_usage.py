@@ -72,7 +72,7 @@ def _varies(column: Column[object]) -> bool:
 
 
 def _key(table: Table) -> list[str]:
-    """What tells a table's rows of one subject apart, in the order of its primary key; the subject, if it has but one."""
+    """What tells a table's rows of one subject apart, in the order of its primary key; the subject, if it has one."""
     return [each.name for each in table.primary_key.columns if each.name not in _SCOPE] or ["subject_id"]
 
 

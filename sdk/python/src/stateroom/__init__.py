@@ -15,8 +15,10 @@ from stateroom._items.shapes import (
     ItemPathPage,
     ItemPathSearch,
     ItemSearch,
+    ItemVectors,
     ItemWrite,
     ItemWritten,
+    Near,
 )
 from stateroom._protocol.core import Answer, Timeouts, encode_id
 from stateroom._threads.async_thread import AsyncThread
@@ -188,6 +190,7 @@ __all__ = [
     "ItemPathSearch",
     "ItemPathsExceeded",
     "ItemSearch",
+    "ItemVectors",
     "ItemWrite",
     "ItemWritten",
     "Items",
@@ -201,6 +204,7 @@ __all__ = [
     "MemoryTokenStore",
     "Message",
     "Model",
+    "Near",
     "NotConfigured",
     "NotFound",
     "OnceKeyReused",

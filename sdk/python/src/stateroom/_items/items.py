@@ -17,7 +17,10 @@ from stateroom._items.shapes import (
     ItemBatchResults,
     ItemPathSearch,
     ItemSearch,
+    ItemVectors,
+    ItemWrite,
     ItemWritten,
+    Near,
     Path,
 )
 from stateroom._protocol.core import Pinned, Steps
@@ -53,6 +56,7 @@ class Items:
         value: Mapping[str, Any],
         *,
         ttl_seconds: int | None = None,
+        vectors: Iterable[ItemVectors] = (),
         if_revision: int | None = None,
         if_absent: bool = False,
     ) -> ItemWritten:
@@ -63,6 +67,7 @@ class Items:
             key: Its name there.
             value: What to put.
             ttl_seconds: How long it lives after it was put or last read; left out: until it is deleted.
+            vectors: By which it is found by what it means; they replace all that it had.
             if_revision: Only if this is its revision.
             if_absent: Only if there is none.
 
@@ -71,7 +76,16 @@ class Items:
             ItemExists: There is one, and ``if_absent`` was asked for.
             LegalHold: It would replace what must be kept.
         """
-        return self._client.drive(requests.put(tuple(path), key, value, ttl_seconds, if_revision, if_absent=if_absent))
+        write = ItemWrite(
+            path=tuple(path),
+            key=key,
+            value=value,
+            ttl_seconds=ttl_seconds,
+            vectors=list(vectors),
+            if_revision=if_revision,
+            if_absent=if_absent,
+        )
+        return self._client.drive(requests.put(write))
 
     def get(self, path: Iterable[str], key: str, *, refresh: bool = True) -> Item | None:
         """An item; ``None`` when there is none, or its time is over.
@@ -101,22 +115,28 @@ class Items:
         self,
         prefix: Iterable[str] = (),
         *,
+        near: Near | None = None,
         filter: Mapping[str, Any] | None = None,  # noqa: A002 - the field's word
         limit: int | None = None,
         offset: int = 0,
         refresh: bool = True,
     ) -> Iterator[Item]:
-        """Items whose paths begin with ``prefix``, the last changed first, page by page.
+        """Items whose paths begin with ``prefix``, the last changed first or the nearest, page by page.
 
         Args:
             prefix: The labels that their paths begin with; left out: all of the subject's.
+            near: The vector that theirs are near to; those without any are left out.
             filter: What members of their values must be, as ``ItemSearch`` says.
             limit: At most so many; left out: all.
             offset: How many to leave out first.
             refresh: Whether those with a time to live get that anew.
         """
         wanted = ItemSearch(
-            prefix=tuple(prefix), filter=UNSET if filter is None else filter, offset=offset, refresh=refresh
+            prefix=tuple(prefix),
+            near=UNSET if near is None else near,
+            filter=UNSET if filter is None else filter,
+            offset=offset,
+            refresh=refresh,
         )
         return self._client.paged(
             lambda size, cursor: requests.search(structs.replace(wanted, limit=size, cursor=cursor)), limit

@@ -4,7 +4,6 @@ Both clients and the LangGraph store drive the same steps. Whatever writes carri
 gets the first one's result, also where a condition would not hold any more.
 """
 
-from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -16,6 +15,7 @@ from stateroom._items.shapes import (
     ItemPathPage,
     ItemPathSearch,
     ItemSearch,
+    ItemWrite,
     ItemWritten,
     Path,
 )
@@ -33,17 +33,16 @@ def _place(path: Path, key: str) -> str:
     return f"/items/{quote(labels, safe=_SAFE)}/{quote(encode_id(key) if key else _EMPTY_KEY, safe=_SAFE)}"
 
 
-def put(
-    path: Path, key: str, value: Any, ttl_seconds: int | None, if_revision: int | None, *, if_absent: bool
-) -> Steps[ItemWritten]:
+def put(write: ItemWrite) -> Steps[ItemWritten]:
     """Put an item."""
     headers = _repeatable()
-    if if_absent:
+    if write.if_absent:
         headers["If-None-Match"] = "*"
-    if if_revision is not None:
-        headers["If-Match"] = f'"{if_revision}"'
-    body = encode_body({"value": value, "ttl_seconds": ttl_seconds})
-    return asked(Call(method="PUT", path=_place(path, key), body=body, headers=headers, repeatable=True), ItemWritten)
+    if write.if_revision is not None:
+        headers["If-Match"] = f'"{write.if_revision}"'
+    body = encode_body({"value": write.value, "ttl_seconds": write.ttl_seconds, "vectors": write.vectors})
+    place = _place(write.path, write.key)
+    return asked(Call(method="PUT", path=place, body=body, headers=headers, repeatable=True), ItemWritten)
 
 
 def get(path: Path, key: str, *, refresh: bool) -> Steps[Item | None]:

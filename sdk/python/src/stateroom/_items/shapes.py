@@ -4,7 +4,9 @@ This module owns the shapes of items, of what is asked for them, and of what bec
 gateway are ignored; the order of fields is not promised.
 """
 
-from collections.abc import Mapping
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
@@ -13,7 +15,8 @@ from msgspec import UNSET, Struct, UnsetType
 from stateroom.errors import Problem, StateroomError, error_from_problem
 
 Path = tuple[str, ...]
-WriteStatus = Literal["created", "replaced", "deleted", "absent", "refused", "undone"]
+Metric = Literal["cosine", "dot", "l2"]
+WriteStatus = Literal["created", "replaced", "deleted", "absent", "indexed", "refused", "undone"]
 
 
 class Item(Struct, kw_only=True, frozen=True):
@@ -28,6 +31,7 @@ class Item(Struct, kw_only=True, frozen=True):
         updated_at: When this value was put.
         ttl_seconds: How long it lives after it was put or last read; ``None``: until it is deleted.
         expires_at: When its time is over, if nobody reads it before.
+        score: How near it is to what was searched for; ``None``: it was not found by that.
     """
 
     path: Path
@@ -38,14 +42,16 @@ class Item(Struct, kw_only=True, frozen=True):
     updated_at: datetime
     ttl_seconds: int | None = None
     expires_at: datetime | None = None
+    score: float | None = None
 
 
 class ItemWritten(Struct, kw_only=True, frozen=True):
     """What became of a write.
 
     Attributes:
-        status: ``created``, ``replaced``, ``deleted``, ``absent`` (there was nothing to delete), ``refused`` (``error``
-            says why) or ``undone`` (another write of a batch that is all or nothing was refused).
+        status: ``created``, ``replaced``, ``deleted``, ``absent`` (there was nothing to delete), ``indexed`` (it got
+            vectors), ``refused`` (``error`` says why) or ``undone`` (another write of a batch that is all or nothing
+            was refused).
         revision: The item's revision now.
         created_at: When the key was first put, or put anew after it was gone.
         updated_at: When the value was put.
@@ -66,6 +72,50 @@ class ItemWritten(Struct, kw_only=True, frozen=True):
         return None if self.problem is None else error_from_problem(self.problem, self.problem.status)
 
 
+class ItemVectors(Struct, kw_only=True):
+    """Vectors of an item by one model, by which it is found by what it means.
+
+    Attributes:
+        model: The model's name. Only vectors of one name and length are compared.
+        packed: The vectors, each as 32-bit floats, little endian; see ``of``.
+    """
+
+    model: str
+    packed: list[bytes]
+
+    @classmethod
+    def of(cls, model: str, vectors: Iterable[Sequence[float]]) -> "ItemVectors":
+        """Vectors as numbers."""
+        return cls(model=model, packed=[packed(each) for each in vectors])
+
+
+class Near(Struct, kw_only=True):
+    """What items are searched by: a vector, and how nearness is measured.
+
+    Attributes:
+        model: The model that made it.
+        packed: The vector as 32-bit floats, little endian; see ``of``.
+        metric: ``cosine`` of the angle, ``dot`` product, or negative Euclidean distance (``l2``).
+    """
+
+    model: str
+    packed: bytes
+    metric: Metric = "cosine"
+
+    @classmethod
+    def of(cls, model: str, vector: Sequence[float], metric: Metric = "cosine") -> "Near":
+        """A vector as numbers."""
+        return cls(model=model, packed=packed(vector), metric=metric)
+
+
+def packed(vector: Sequence[float]) -> bytes:
+    """A vector as 32-bit floats, little endian."""
+    numbers = array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
 class ItemGet(Struct, kw_only=True, omit_defaults=True):
     """An item to read.
 
@@ -81,7 +131,7 @@ class ItemGet(Struct, kw_only=True, omit_defaults=True):
 
 
 class ItemWrite(Struct, kw_only=True, omit_defaults=True):
-    """An item to put, or to delete.
+    """An item to put or to delete, or (by ``vectors`` alone) one that is there to give vectors to.
 
     Attributes:
         path: The labels that it stands under.
@@ -89,6 +139,7 @@ class ItemWrite(Struct, kw_only=True, omit_defaults=True):
         value: What to put: a mapping, up to 256 KiB.
         delete: Whether to delete it instead.
         ttl_seconds: How long it lives; ``None``: until it is deleted.
+        vectors: By which it is found by what it means, of each model. A put replaces all that there were.
         if_revision: Only if this is its revision.
         if_absent: Only if there is none.
     """
@@ -98,15 +149,17 @@ class ItemWrite(Struct, kw_only=True, omit_defaults=True):
     value: Mapping[str, Any] | UnsetType = UNSET
     delete: bool = False
     ttl_seconds: int | None = None
+    vectors: list[ItemVectors] = []
     if_revision: int | None = None
     if_absent: bool = False
 
 
 class ItemSearch(Struct, kw_only=True, omit_defaults=True):
-    """Items to find, the last changed first.
+    """Items to find, the last changed first, or the nearest.
 
     Attributes:
         prefix: The labels that their paths begin with.
+        near: The vector that theirs are near to; those without any are left out.
         filter: What members of their values must be: a value, or ``$eq``, ``$ne``, ``$gt``, ``$gte``, ``$lt``,
             ``$lte``, ``$in``, joined by ``$and`` and ``$or``.
         limit: How many a page has at most.
@@ -116,6 +169,7 @@ class ItemSearch(Struct, kw_only=True, omit_defaults=True):
     """
 
     prefix: Path = ()
+    near: Near | UnsetType = UNSET
     filter: Mapping[str, Any] | UnsetType = UNSET
     limit: int = 100
     offset: int = 0

@@ -7,7 +7,7 @@ together by `stateroom._langgraph.ticks`. LangGraph calls the path of an item it
 
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from langgraph.store.base import (
     GetOp,
@@ -31,8 +31,11 @@ from stateroom._items.shapes import (
     ItemPathPage,
     ItemPathSearch,
     ItemSearch,
+    ItemVectors,
     ItemWrite,
     ItemWritten,
+    Metric,
+    Near,
     Path,
 )
 from stateroom.errors import InvalidRequest
@@ -48,27 +51,50 @@ Told: TypeAlias = StoredItem | ItemWritten | ItemPage | ItemPathPage | None
 Procedure: TypeAlias = Generator[Asked, Told, Result]
 
 
-def procedure_of(op: Op) -> Procedure:
-    """What carries an operation out.
+class Embedded(NamedTuple):
+    """What an embedding model made of an operation's texts.
+
+    Attributes:
+        model: The model's name.
+        metric: How nearness is measured.
+        vectors: Those of the texts of a put, or that of the query of a search.
+    """
+
+    model: str
+    metric: Metric
+    vectors: Sequence[Sequence[float]]
+
+
+def check(op: Op) -> None:
+    """Refuse what needs no gateway to be refused.
 
     Raises:
         ValueError: A filter has an operator that there is none of; or it is no operation.
         InvalidRequest: A limit or an offset is negative.
     """
     match op:
-        case GetOp():
-            return _get(op)
-        case PutOp():
-            return _put(op)
         case SearchOp():
             _check_filter(op.filter)
             _check_page(op.limit, op.offset)
-            return _search(op)
         case ListNamespacesOp():
             _check_page(op.limit, op.offset)
-            return _list(op)
+        case GetOp() | PutOp():
+            pass
         case _:
             raise ValueError(f"{type(op).__name__} is no operation of a store")
+
+
+def procedure_of(op: Op, embedded: Embedded | None) -> Procedure:
+    """What carries an operation out that was checked."""
+    match op:
+        case GetOp():
+            return _get(op)
+        case PutOp():
+            return _put(op, embedded)
+        case SearchOp():
+            return _search(op, embedded)
+        case _:
+            return _list(op)
 
 
 def _check_page(limit: int, offset: int) -> None:
@@ -93,25 +119,27 @@ def _get(op: GetOp) -> Procedure:
     return None if not isinstance(found, StoredItem) else Item(**_members(found))
 
 
-def _put(op: PutOp) -> Procedure:
+def _put(op: PutOp, embedded: Embedded | None) -> Procedure:
     path, key = tuple(op.namespace), str(op.key)
     if op.value is None:
         yield ItemWrite(path=path, key=key, delete=True)
         return None
     ttl_seconds = None if op.ttl is None else max(1, math.ceil(op.ttl * _SECONDS_PER_MINUTE))
-    yield ItemWrite(path=path, key=key, value=dict(op.value), ttl_seconds=ttl_seconds)
+    vectors = [ItemVectors.of(embedded.model, embedded.vectors)] if embedded is not None else []
+    yield ItemWrite(path=path, key=key, value=dict(op.value), ttl_seconds=ttl_seconds, vectors=vectors)
     return None
 
 
-def _search(op: SearchOp) -> Procedure:
+def _search(op: SearchOp, embedded: Embedded | None) -> Procedure:
     asked = ItemSearch(
         prefix=tuple(op.namespace_prefix),
+        near=UNSET if embedded is None else Near.of(embedded.model, embedded.vectors[0], embedded.metric),
         filter=UNSET if not op.filter else op.filter,
         offset=op.offset,
         refresh=op.refresh_ttl,
     )
     found = yield from _pages(asked, op.limit)
-    return [SearchItem(**_members(each)) for each in found]
+    return [SearchItem(**_members(each), score=each.score) for each in found]
 
 
 def _members(found: StoredItem) -> dict[str, Any]:

@@ -16,8 +16,9 @@ import httpx2
 from langgraph.store.base import BaseStore, Op, Result, TTLConfig
 
 from stateroom._langgraph.connections import Connections
-from stateroom._langgraph.operations import procedure_of
-from stateroom._langgraph.ticks import Ticks, all_of, together
+from stateroom._langgraph.embedding import Embedding, StoreIndex
+from stateroom._langgraph.operations import check
+from stateroom._langgraph.ticks import Ticks, all_of, prepared, together
 from stateroom._options import refuse_unknown
 from stateroom._protocol.core import Endpoint, Timeouts
 from stateroom.async_client import AsyncClient
@@ -35,6 +36,8 @@ class StoreOptions(TypedDict, total=False):
             bound to.
         ttl: How long items live, as LangGraph's ``TTLConfig`` says: ``default_ttl`` in minutes and ``refresh_on_read``.
             The gateway removes what is over and never returns it, so there is no sweeper to start.
+        index: How items are found by what they mean; without one, the ``query`` of a search is passed over. Texts are
+            embedded here, by the model that ``embed`` names, and vectors are sealed by the gateway like all else.
         timeouts: Time budgets of a request.
         transport: Makes another transport for the blocking methods, for tests and embedding.
         async_transport: Makes another transport for each event loop.
@@ -44,6 +47,7 @@ class StoreOptions(TypedDict, total=False):
 
     subject: Subject
     ttl: TTLConfig | None
+    index: StoreIndex | None
     timeouts: Timeouts | None
     transport: Callable[[], httpx2.BaseTransport] | None
     async_transport: Callable[[], httpx2.AsyncBaseTransport] | None
@@ -66,7 +70,7 @@ class StateroomStore(BaseStore):
         NotConfigured: The URL or the key cannot be used.
     """
 
-    __slots__ = ("_connections", "_endpoint", "_ticks", "ttl_config")
+    __slots__ = ("_connections", "_embedding", "_endpoint", "_ticks", "index_config", "ttl_config")
 
     supports_ttl = True
 
@@ -76,6 +80,8 @@ class StateroomStore(BaseStore):
         # Refuses an unusable address now, not at the first request.
         self._endpoint = Endpoint(url, api_key, subject, client_share)
         self.ttl_config = options.get("ttl")
+        self.index_config = options.get("index")
+        self._embedding = None if self.index_config is None else Embedding(self.index_config)
         timeouts, transport, async_transport = (
             options.get("timeouts"), options.get("transport"), options.get("async_transport"),
         )  # fmt: skip
@@ -150,8 +156,9 @@ class StateroomStore(BaseStore):
             StateroomError: The first that the gateway refused; the others were carried out.
             ValueError: A filter has an operator that there is none of; nothing was sent.
         """
-        procedures = [procedure_of(op) for op in ops]
-        return all_of(self._connections.blocking().drive(together(procedures), self._endpoint.pin()))
+        asked = _checked(ops)
+        embedded = [None] * len(asked) if self._embedding is None else self._embedding.of(asked)
+        return all_of(self._connections.blocking().drive(together(prepared(asked, embedded)), self._endpoint.pin()))
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """Carry operations out, together with others of the same tick of the event loop.
@@ -159,8 +166,15 @@ class StateroomStore(BaseStore):
         Raises:
             StateroomError, ValueError: As ``batch``.
         """
-        procedures = [procedure_of(op) for op in ops]
+        asked = _checked(ops)
         pinned = self._endpoint.pin()
         client = await self._connections.on_loop()
-        ticks = self._ticks.setdefault(asyncio.get_running_loop(), Ticks())
-        return await ticks.run(procedures, pinned, client.drive)
+        ticks = self._ticks.setdefault(asyncio.get_running_loop(), Ticks(self._embedding))
+        return await ticks.run(asked, pinned, client.drive)
+
+
+def _checked(ops: Iterable[Op]) -> list[Op]:
+    asked = [*ops]
+    for op in asked:
+        check(op)
+    return asked

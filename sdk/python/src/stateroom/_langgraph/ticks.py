@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from langgraph.store.base import Result
+from langgraph.store.base import Op, Result
 
 from stateroom._items import requests
 from stateroom._items.shapes import (
@@ -20,7 +20,8 @@ from stateroom._items.shapes import (
     ItemSearch,
     ItemWrite,
 )
-from stateroom._langgraph.operations import Asked, Procedure, Told
+from stateroom._langgraph.embedding import Embedding
+from stateroom._langgraph.operations import Asked, Embedded, Procedure, Told, procedure_of
 from stateroom._protocol.core import Pinned, Steps, encode_body
 from stateroom.errors import Conflict, InvalidRequest, LimitExceeded, PermissionDenied, StateroomError
 
@@ -147,18 +148,36 @@ def all_of(outcomes: Sequence[Outcome | BaseException]) -> list[Result]:
 Drive = Callable[[Steps[list[Outcome]], Pinned], Awaitable[list[Outcome]]]
 
 
-class Ticks:
-    """Operations of one event loop that were asked for at the same moment, carried out together."""
+def prepared(ops: Sequence[Op], embedded: Sequence[Embedded | Exception | None]) -> list[Procedure]:
+    """What carries operations out; one whose texts could not be embedded fails when it is asked."""
+    return [
+        _failing(each) if isinstance(each, Exception) else procedure_of(op, each)
+        for op, each in zip(ops, embedded, strict=True)
+    ]
 
-    def __init__(self) -> None:
-        self._waiting: dict[Pinned, list[tuple[Procedure, asyncio.Future[Result]]]] = {}
+
+def _failing(failure: Exception) -> Procedure:
+    raise failure
+    yield  # a procedure, because it may ask; it never does
+
+
+class Ticks:
+    """Operations of one event loop that were asked for at the same moment, carried out together.
+
+    Args:
+        embedding: What makes vectors of texts; ``None``: there is no index.
+    """
+
+    def __init__(self, embedding: Embedding | None) -> None:
+        self._embedding = embedding
+        self._waiting: dict[Pinned, list[tuple[Op, asyncio.Future[Result]]]] = {}
         self._running: set[asyncio.Task[None]] = set()
 
-    async def run(self, procedures: Sequence[Procedure], pinned: Pinned, drive: Drive) -> list[Result]:
-        """Carry procedures out with all others of this moment that are for the same subject.
+    async def run(self, ops: Sequence[Op], pinned: Pinned, drive: Drive) -> list[Result]:
+        """Carry operations out with all others of this moment that are for the same subject.
 
         Args:
-            procedures: What to carry out.
+            ops: What to carry out.
             pinned: The subject to act for.
             drive: Carries out a procedure of calls.
 
@@ -168,32 +187,35 @@ class Ticks:
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._begin, drive)
-        futures = [loop.create_future() for _ in procedures]
-        self._waiting.setdefault(pinned, []).extend(zip(procedures, futures, strict=True))
+        futures = [loop.create_future() for _ in ops]
+        self._waiting.setdefault(pinned, []).extend(zip(ops, futures, strict=True))
         return all_of(await asyncio.gather(*futures, return_exceptions=True))
 
     def _begin(self, drive: Drive) -> None:
         waiting, self._waiting = self._waiting, {}
         for pinned, asked in waiting.items():
-            task = asyncio.ensure_future(_carry_out(asked, pinned, drive))
+            task = asyncio.ensure_future(self._carry_out(asked, pinned, drive))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
 
-
-async def _carry_out(asked: Sequence[tuple[Procedure, "asyncio.Future[Result]"]], pinned: Pinned, drive: Drive) -> None:
-    outcomes: Sequence[Outcome | BaseException]
-    try:
-        outcomes = await drive(together([procedure for procedure, _ in asked]), pinned)
-    except asyncio.CancelledError:
-        for _, future in asked:
-            future.cancel()
-        raise
-    except Exception as failure:  # noqa: BLE001  whoever asked is told
-        outcomes = [failure] * len(asked)
-    for (_, future), outcome in zip(asked, outcomes, strict=True):
-        if future.done():
-            continue  # who asked was cancelled
-        if isinstance(outcome, BaseException):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
+    async def _carry_out(
+        self, asked: Sequence[tuple[Op, "asyncio.Future[Result]"]], pinned: Pinned, drive: Drive
+    ) -> None:
+        outcomes: Sequence[Outcome | BaseException]
+        ops = [op for op, _ in asked]
+        try:
+            embedded = [None] * len(ops) if self._embedding is None else await self._embedding.aof(ops)
+            outcomes = await drive(together(prepared(ops, embedded)), pinned)
+        except asyncio.CancelledError:
+            for _, future in asked:
+                future.cancel()
+            raise
+        except Exception as failure:  # noqa: BLE001  whoever asked is told
+            outcomes = [failure] * len(asked)
+        for (_, future), outcome in zip(asked, outcomes, strict=True):
+            if future.done():
+                continue  # who asked was cancelled
+            if isinstance(outcome, BaseException):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)

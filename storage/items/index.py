@@ -1,0 +1,240 @@
+"""Opened vectors of subjects, in memory: what searches by meaning scan.
+
+Vectors are plaintext. They are opened into memory that is bounded for the process, the last used of all subjects, and
+dropped with the keys they were opened under. An index knows how many changes each path had had when its vectors were
+read; a search brings along how many there were in its own snapshot, and only what came since is read. Whether an item
+is still there is not known here: its own row says so.
+
+One search at a time uses an index, and of those that read much of one there is one at a time in the whole process.
+"""
+
+import asyncio
+from array import array
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+import msgspec
+
+from crypto import Sealer
+from storage.concurrency.turns import Pauses
+from storage.errors import ItemIndexTooLarge
+from storage.format.items.item import share_check
+from storage.format.items.vectors import open_vectors
+from storage.postgres.unit_of_work import Transaction
+from storage.scope import Scope
+from storage.statements.items import vectors as sql
+
+# Of all subjects, and of one subject by one model.
+INDEXES_BYTES_MAX: Final = 256 * 1024 * 1024
+ITEM_INDEX_BYTES_MAX: Final = 96 * 1024 * 1024
+PAGE_BYTES_MAX: Final = 1024 * 1024
+# What a vector takes in memory besides its codes.
+_VECTOR_BYTES: Final = 160
+_DEAD_SHARE: Final = 0.25
+_DEAD_MIN: Final = 64
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """Whose a vector is: an item's at one revision. ``sequence`` is that of the path when it was put."""
+
+    path_id: bytes
+    key_id: bytes
+    revision: int
+    sequence: int
+
+
+class PathVectors:
+    """The vectors of one path by one model.
+
+    Attributes:
+        sequence: How many changes the path had had when they were read.
+        codes: Those of all vectors, one after the other.
+        scales: The scale of each.
+        lengths: The length of each.
+        entries: Whose each is.
+    """
+
+    __slots__ = ("_counts", "_newest", "codes", "entries", "lengths", "scales", "sequence")
+
+    def __init__(self) -> None:
+        self.sequence = 0
+        self.codes = bytearray()
+        self.scales = array("f")
+        self.lengths = array("f")
+        self.entries: list[Entry] = []
+        self._newest: dict[bytes, int] = {}  # the sequence of the newest vectors of each key
+        self._counts: dict[bytes, int] = {}  # and how many those are
+
+    @property
+    def size_bytes(self) -> int:
+        """About how much memory they take."""
+        return len(self.codes) + _VECTOR_BYTES * len(self.entries)
+
+    def is_newest(self, entry: Entry) -> bool:
+        """Whether nothing took the place of the vectors that an entry is of."""
+        return self._newest.get(entry.key_id) == entry.sequence
+
+    def add(self, sealer: Sealer, row: sql.VectorsRow) -> int:
+        """Add an item's vectors, in the place of those it had; returns how many bytes were opened.
+
+        Raises:
+            IntegrityFailure: They are not as they were put.
+        """
+        entry = Entry(row.path_id, row.key_id, row.revision, row.sequence)
+        vectors = open_vectors(sealer, row.columns, row.envelope, row.member)
+        for vector in vectors:
+            self.codes += vector.codes
+            self.scales.append(vector.scale)
+            self.lengths.append(vector.length)
+            self.entries.append(entry)
+        self._newest[row.key_id] = row.sequence
+        self._counts[row.key_id] = len(vectors)
+        return len(row.envelope)
+
+    def forget(self, entry: Entry) -> None:
+        """Say that the item of an entry is gone."""
+        if self.is_newest(entry):
+            del self._newest[entry.key_id], self._counts[entry.key_id]
+
+    def is_worn(self) -> bool:
+        """Whether so many vectors are of what is not there any more, that all are better read anew."""
+        dead = len(self.entries) - sum(self._counts.values())
+        return dead > max(_DEAD_MIN, _DEAD_SHARE * len(self.entries))
+
+
+class Index:
+    """What a subject has by one model, as far as its searches asked for it."""
+
+    def __init__(self, keys_hash: int, dimensions: int, cold: asyncio.Semaphore, bytes_max: int) -> None:
+        self.keys_hash = keys_hash
+        self._cold = cold
+        self._bytes_max = bytes_max
+        self.dimensions = dimensions
+        self.paths: dict[bytes, PathVectors] = {}
+        self.lock = asyncio.Lock()
+
+    @property
+    def size_bytes(self) -> int:
+        """About how much memory it takes."""
+        return sum(each.size_bytes for each in self.paths.values())
+
+    async def bring_up(
+        self, transaction: Transaction, sealer: Sealer, model_id: bytes, sequences: Mapping[bytes, int]
+    ) -> None:
+        """Read what came since; ``sequences`` has the paths that are to be searched, with how many changes each had.
+
+        Raises:
+            IntegrityFailure: A row is not as it was put.
+            ItemIndexTooLarge: The subject has more vectors by this model than may be opened.
+        """
+        since: dict[bytes, int] = {}
+        for path_id, sequence in sequences.items():
+            known = self.paths.get(path_id)
+            if known is None or known.is_worn():
+                known = self.paths[path_id] = PathVectors()
+            if known.sequence < sequence:
+                since[path_id] = known.sequence
+        if since:
+            await self._read(transaction, sealer, model_id, since)
+            for path_id in since:
+                self.paths[path_id].sequence = sequences[path_id]
+
+    async def _read(
+        self, transaction: Transaction, sealer: Sealer, model_id: bytes, since: Mapping[bytes, int]
+    ) -> None:
+        """Read what came since, page by page; what is more than one waits for others that read as much."""
+        pages = _Pages(transaction, model_id, since, max(1, PAGE_BYTES_MAX // (self.dimensions + _VECTOR_BYTES)))
+        await self._take(sealer, await pages.next())
+        if not pages.ended:
+            async with self._cold:
+                while not pages.ended:
+                    await self._take(sealer, await pages.next())
+
+    async def _take(self, sealer: Sealer, rows: Sequence[sql.VectorsRow]) -> None:
+        pauses = Pauses()
+        for row in rows:
+            await pauses.after(self.paths[row.path_id].add(sealer, row))
+        if sum(len(each.codes) for each in self.paths.values()) > self._bytes_max:
+            raise ItemIndexTooLarge(self._bytes_max)
+
+
+class _Pages:
+    """The rows of some paths that came since, some at a time."""
+
+    def __init__(self, transaction: Transaction, model_id: bytes, since: Mapping[bytes, int], page_rows: int) -> None:
+        self._transaction = transaction
+        self._model_id = model_id
+        self._since = since
+        self._page_rows = page_rows
+        self._after: tuple[bytes, int, bytes] = (b"", 0, b"")
+        self.ended = False
+
+    async def next(self) -> list[sql.VectorsRow]:
+        """The next rows."""
+        rows = await self._transaction.fetch_all(
+            sql.CHANGED,
+            path_ids=list(self._since),
+            sequences=list(self._since.values()),
+            model_id=self._model_id,
+            after_path=self._after[0],
+            after_sequence=self._after[1],
+            after_key=self._after[2],
+            page_rows=self._page_rows,
+        )
+        self.ended = len(rows) < self._page_rows
+        if rows:
+            self._after = (rows[-1].path_id, rows[-1].sequence, rows[-1].key_id)
+        return rows
+
+
+Key = tuple[Scope, bytes | None, bytes]
+
+
+class Indexes:
+    """The indexes of all subjects that were used last."""
+
+    def __init__(self, bytes_max: int = INDEXES_BYTES_MAX, index_bytes_max: int = ITEM_INDEX_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._index_bytes_max = index_bytes_max
+        self._indexes: OrderedDict[Key, Index] = OrderedDict()
+        self._cold = asyncio.Semaphore(1)
+
+    @property
+    def size_bytes(self) -> int:
+        """About how much memory all of them take."""
+        return sum(each.size_bytes for each in self._indexes.values())
+
+    @asynccontextmanager
+    async def using(self, scope: Scope, sealer: Sealer, model_id: bytes, dimensions: int) -> AsyncIterator[Index]:
+        """The index of a subject by a model, for one search at a time; what it grows by is made room for afterwards."""
+        key = (scope, share_check(sealer), model_id)
+        index = self._indexes.get(key)
+        if index is None or index.keys_hash != sealer.keys_hash:
+            index = self._indexes[key] = Index(sealer.keys_hash, dimensions, self._cold, self._index_bytes_max)
+        self._indexes.move_to_end(key)
+        try:
+            async with index.lock:
+                yield index
+        except BaseException:
+            # What was read in part is not known to be whole.
+            if self._indexes.get(key) is index:
+                del self._indexes[key]
+            raise
+        finally:
+            self._make_room()
+
+    def forget(self, scope: Scope) -> None:
+        """Forget what a subject has, under whichever share and by whichever model."""
+        for key in [key for key in self._indexes if key[0] == scope]:
+            del self._indexes[key]
+
+    def _make_room(self) -> None:
+        held = self.size_bytes
+        for key, index in list(self._indexes.items()):
+            if held <= self._bytes_max:
+                return
+            if not index.lock.locked():
+                del self._indexes[key]
+                held -= index.size_bytes

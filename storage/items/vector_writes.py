@@ -1,0 +1,111 @@
+"""Writing vectors of items: with the items, under the locks of their paths, and counted by their seals.
+
+Owns that an item that is put or deleted loses what vectors it had, and that those that are given to it take the place
+of what it had by the same models. It decides on no write.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from crypto import Sealer
+from storage.format.items.vectors import VectorColumns, model_id, seal_vectors, vectors_mac
+from storage.items.model import ModelVectors
+from storage.items.paths import LockedPath
+from storage.postgres.unit_of_work import Transaction
+from storage.statements.items import vectors as sql
+from storage.statements.items.items import FoundRow
+
+Place = tuple[bytes, bytes]
+_ByModel = dict[bytes, tuple[VectorColumns, ModelVectors]]
+
+
+class VectorWrites:
+    """The vectors of one request's writes."""
+
+    def __init__(self, transaction: Transaction, sealer: Sealer) -> None:
+        self._transaction = transaction
+        self._sealer = sealer
+        self._new: dict[Place, _ByModel] = {}
+
+    def put(self, place: Place, revision: int, sequence: int, given: Sequence[ModelVectors]) -> None:
+        """Give an item that is put these vectors, and no others."""
+        self._new.pop(place, None)
+        self.add(place, revision, sequence, given)
+
+    def add(self, place: Place, revision: int, sequence: int, given: Sequence[ModelVectors]) -> None:
+        """Give an item these vectors beside those it has by other models."""
+        for each in given:
+            named = model_id(self._sealer, each.model, each.dimensions)
+            columns = VectorColumns(*place, named, revision, sequence)
+            self._new.setdefault(place, {})[named] = columns, each
+
+    def delete(self, place: Place) -> None:
+        """Take away what was given."""
+        self._new.pop(place, None)
+
+    def has(self, place: Place) -> bool:
+        """Whether an item that is put has vectors."""
+        return place in self._new
+
+    async def store(
+        self, rows: Mapping[Place, FoundRow], paths: Mapping[bytes, LockedPath], written: Collection[Place]
+    ) -> dict[bytes, LockedPath]:
+        """Store what was given, in the place of what is there.
+
+        Args:
+            rows: What is stored under the names of all writes.
+            paths: The paths, which are locked; their live sets are changed.
+            written: The items that are put or deleted, which lose what they had; others lose what is replaced.
+
+        Returns:
+            The paths in which something changed.
+        """
+        indexed = [place for place, row in rows.items() if row.indexed and (place in written or place in self._new)]
+        for member in await _members(self._transaction, indexed):
+            place = (member.path_id, member.key_id)
+            if place in written or member.model_id in self._new[place]:
+                _subtract(self._sealer, paths[member.path_id], member)
+        gone = [place for place in indexed if place in written]
+        if gone:
+            await self._transaction.run_many(sql.DELETE_VECTORS, _named(gone))
+        puts = []
+        for place, by_model in sorted(self._new.items()):
+            path = paths[place[0]]
+            for columns, given in by_model.values():
+                sealed = seal_vectors(self._sealer, columns, given.vectors)
+                path.vectors = path.vectors.add(vectors_mac(self._sealer, columns, sealed.member))
+                values = {name: getattr(columns, name) for name in columns.__struct_fields__}
+                puts.append(values | {"member": sealed.member, "envelope": sealed.envelope})
+        if puts:
+            await self._transaction.run_many(sql.PUT_VECTORS, puts)
+        first = [place for place in self._new if place not in written and not rows[place].indexed]
+        if first:
+            await self._transaction.run_many(sql.SET_INDEXED, _named(sorted(first)))
+        return {place[0]: paths[place[0]] for place in (*gone, *self._new)}
+
+
+async def remove_vectors(
+    transaction: Transaction, sealer: Sealer, places: Sequence[Place], paths: Mapping[bytes, LockedPath]
+) -> None:
+    """Remove what vectors some items have; their paths are locked, and their live sets are changed."""
+    members = await _members(transaction, places)
+    for member in members:
+        _subtract(sealer, paths[member.path_id], member)
+    if members:
+        await transaction.run_many(
+            sql.DELETE_VECTORS, _named(sorted({(member.path_id, member.key_id) for member in members}))
+        )
+
+
+async def _members(transaction: Transaction, places: Sequence[Place]) -> list[sql.VectorsMember]:
+    if not places:
+        return []
+    path_ids, key_ids = zip(*places, strict=True)
+    return await transaction.fetch_all(sql.MEMBERS, path_ids=list(path_ids), key_ids=list(key_ids))
+
+
+def _subtract(sealer: Sealer, path: LockedPath, member: sql.VectorsMember) -> None:
+    path.vectors = path.vectors.subtract(vectors_mac(sealer, member, member.member))
+
+
+def _named(places: Sequence[Place]) -> list[dict[str, object]]:
+    return [{"path_id": path_id, "key_id": key_id} for path_id, key_id in places]

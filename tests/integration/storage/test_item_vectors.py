@@ -1,0 +1,199 @@
+"""Items by what they mean: their vectors are sealed, searched exactly, and only as good as the items they are of."""
+
+
+
+import math
+from array import array
+
+import asyncpg
+import pytest
+
+from storage.control.features import ITEMS
+from storage.encoding import encode_msgpack
+from storage.errors import IntegrityFailure, ItemIndexTooLarge, ItemMoved, ItemNotFound
+from storage.format.items.vectors import quantized
+from storage.items import filters
+from storage.items.index import Indexes
+from storage.items.model import Batch, ItemName, ItemSearch, ItemWrite, ModelVectors, Near
+from storage.items.nearest import BESIDE_BYTES_MIN
+from storage.model import Value
+from storage.scope import ClientShare, Scope
+from tests.support.archive_rows import opened
+from tests.support.features import switch_on
+
+PATH = ("memories", "ada")
+MODEL = "example-embed"
+
+
+@pytest.fixture(scope="module")
+async def store(database, root_key):
+    async with opened(database, root_key) as made:
+        await switch_on(made, ITEMS)
+        yield made
+
+
+def unit(angle):
+    return (math.cos(angle), math.sin(angle), 0.0)
+
+
+def of(*vectors, model=MODEL):
+    return (ModelVectors(model, tuple(map(quantized, vectors))),)
+
+
+def put(key, *vectors, value=None, path=PATH, model=MODEL, **condition):
+    content = Value("msgpack", encode_msgpack(value or {"k": key}))
+    return ItemWrite(ItemName(path, key), content, vectors=of(*vectors, model=model) if vectors else (), **condition)
+
+
+def give(key, *vectors, path=PATH, model=MODEL, **condition):
+    return ItemWrite(ItemName(path, key), None, vectors=of(*vectors, model=model), **condition)
+
+
+def delete(key, path=PATH):
+    return ItemWrite(ItemName(path, key), None)
+
+
+async def write(store, scope, *writes, share=None):
+    return (await store.items.run(scope, Batch(writes=[*writes]), share=share)).writes
+
+
+async def find(store, scope, values, *, model=MODEL, metric="cosine", share=None, **wanted):
+    filter_ = wanted.pop("filter", None)
+    search = ItemSearch(
+        near=Near(model, tuple(values), metric), filter=filter_ and filters.parse(filter_, ""), **wanted
+    )
+    return (await store.items.run(scope, Batch(searches=[search]), share=share)).searches[0]
+
+
+async def found(store, scope, values, **wanted):
+    return [each.name.key for each in (await find(store, scope, values, **wanted)).items]
+
+
+async def test_the_nearest_come_first_with_their_scores(store, scope):
+    await write(store, scope, *(put(f"k{n}", unit(n / 10)) for n in range(8)), put("none"))
+    page = await find(store, scope, unit(0.32), prefix=PATH, limit=4)
+    assert [each.name.key for each in page.items] == ["k3", "k4", "k2", "k5"]
+    assert [each.score for each in page.items] == pytest.approx(
+        [math.cos(0.02), math.cos(0.08), math.cos(0.12), math.cos(0.18)], abs=0.001
+    )
+    assert "none" not in await found(store, scope, unit(0), limit=100)
+
+
+async def test_scores_are_of_the_metric_that_is_asked_for(store, scope):
+    await write(store, scope, put("near", (2.0, 0.0)), put("far", (0.0, 5.0)))
+    by = {metric: (await find(store, scope, (1.0, 1.0), metric=metric)).items for metric in ("cosine", "dot", "l2")}
+    assert [each.name.key for each in by["dot"]] == ["far", "near"]
+    assert [each.score for each in by["dot"]] == pytest.approx([5.0, 2.0], rel=0.001)
+    assert [each.name.key for each in by["l2"]] == ["near", "far"]
+    assert [each.score for each in by["l2"]] == pytest.approx([-math.sqrt(2), -math.sqrt(17)], rel=0.01)
+
+
+async def test_an_item_has_the_score_of_its_best_vector_and_comes_once(store, scope):
+    await write(store, scope, put("two", unit(0.0), unit(1.5)), put("one", unit(0.7)))
+    page = await find(store, scope, unit(1.5))
+    assert [each.name.key for each in page.items] == ["two", "one"]
+    assert page.items[0].score == pytest.approx(1.0, abs=0.01)
+
+
+async def test_a_put_replaces_all_vectors_and_a_deleted_item_is_no_hit(store, scope):
+    await write(store, scope, put("a", unit(0.0)), put("b", unit(0.1)), put("c", unit(0.2)))
+    assert await found(store, scope, unit(0.0)) == ["a", "b", "c"]
+    await write(store, scope, put("a", unit(1.5)), put("b"), delete("c"))
+    assert await found(store, scope, unit(0.0)) == ["a"]
+    await write(store, scope, put("c", unit(0.0)))
+    assert await found(store, scope, unit(0.0)) == ["c", "a"]
+
+
+async def test_pages_are_full_whatever_is_filtered_and_gone(store, scope):
+    await write(store, scope, *(put(f"k{n}", unit(n / 1000), value={"even": n % 2 == 0}) for n in range(90)))
+    await find(store, scope, unit(0))  # opened now, so that what is deleted next is in the index
+    await write(store, scope, *(delete(f"k{n}") for n in range(0, 90, 4)))
+    wanted = [f"k{n}" for n in range(90) if n % 2 == 0 and n % 4]
+    shown, after = [], None
+    while True:
+        page = await find(store, scope, unit(0), filter={"even": True}, limit=5, after=after)
+        shown += [each.name.key for each in page.items]
+        assert len(page.items) == 5 or page.after is None
+        after = page.after
+        if after is None:
+            break
+    assert shown == wanted
+    assert await found(store, scope, unit(0), filter={"even": True}, limit=5, offset=10) == wanted[10:15]
+
+
+async def test_vectors_are_given_to_an_item_that_is_there_and_leave_it_as_it_is(store, scope):
+    (made,) = await write(store, scope, put("a", unit(0.0)))
+    (given,) = await write(store, scope, give("a", unit(1.0), model="another", if_revision=made.revision))
+    assert (given.status, given.revision) == ("indexed", made.revision)
+    assert await found(store, scope, unit(0.0)) == ["a"]
+    assert await found(store, scope, unit(0.0), model="another") == ["a"]
+    (again,) = await write(store, scope, give("a", unit(1.5)))
+    assert again.status == "indexed"
+    assert (await find(store, scope, unit(1.5))).items[0].score == pytest.approx(1.0, abs=0.01)
+    refused = await write(store, scope, give("a", unit(0), if_revision=99), give("b", unit(0)))
+    assert [type(each) for each in refused] == [ItemMoved, ItemNotFound]
+
+
+async def test_subjects_shares_and_models_have_indexes_of_their_own(store, scope):
+    share = ClientShare(b"s" * 32)
+    await write(store, scope, put("open", unit(0.0)))
+    await write(store, scope, put("shared", unit(0.0)), share=share)
+    assert await found(store, scope, unit(0.0)) == ["open"]
+    assert await found(store, scope, unit(0.0), share=share) == ["shared"]
+    assert await found(store, Scope(scope.tenant_id, "somebody-else"), unit(0.0)) == []
+    assert await found(store, scope, unit(0.0), model="another") == []
+    assert await found(store, scope, (1.0, 0.0)) == []  # of other dimensions
+
+
+async def test_what_is_found_is_what_an_exact_search_over_the_numbers_finds(store, scope):
+    vectors = {f"k{n}": [math.sin((n + 1) * (i + 1) * 1.7) for i in range(64)] for n in range(400)}
+    for start in range(0, 400, 100):
+        names = list(vectors)[start : start + 100]
+        await write(store, scope, *(put(name, vectors[name]) for name in names))
+    hits = 0
+    for n in range(20):
+        query = [math.cos((n + 3) * (i + 2) * 0.9) for i in range(64)]
+
+        def cosine(name, query=query):
+            own = vectors[name]
+            return sum(a * b for a, b in zip(own, query, strict=True)) / math.dist(own, [0] * 64)
+
+        exact = sorted(vectors, key=cosine, reverse=True)[:10]
+        hits += len({*exact} & {*await found(store, scope, query, limit=10)})
+    assert hits >= 190
+
+
+async def test_swapped_rows_of_vectors_are_noticed_by_who_searches(store, scope, database):
+    await write(store, scope, put("a", unit(0.0)), put("b", unit(0.5)))
+    connection = await asyncpg.connect(database.dsn(database.superuser_url))
+    try:
+        await connection.execute(
+            "UPDATE stateroom.item_vectors v SET envelope = o.envelope FROM stateroom.item_vectors o"
+            " WHERE v.tenant_id = $1 AND o.tenant_id = $1 AND v.key_id <> o.key_id",
+            scope.tenant_id,
+        )
+    finally:
+        await connection.close()
+    with pytest.raises(IntegrityFailure):
+        await find(store, scope, unit(0.0))
+
+
+async def test_more_vectors_than_one_subject_may_have_are_refused_by_name(database, root_key, scope):
+    async with opened(database, root_key) as store:
+        await switch_on(store, ITEMS)
+        store.items.indexes = Indexes(index_bytes_max=64)
+        await write(store, scope, *(put(f"k{n}", [1.0] * 32) for n in range(3)))
+        with pytest.raises(ItemIndexTooLarge):
+            await find(store, scope, [1.0] * 32)
+
+
+async def test_what_is_large_is_compared_beside_the_event_loop(store, scope):
+    many = [[math.cos(n), math.sin(n), *[0.0] * 4094] for n in range(80)]
+    assert len(many) * len(many[0]) > BESIDE_BYTES_MIN
+    await write(store, scope, *(put(f"k{n}", each) for n, each in enumerate(many)))
+    assert await found(store, scope, many[7], limit=1) == ["k7"]
+
+
+def test_a_vector_of_zeros_is_like_nothing():
+    assert quantized([0.0, 0.0]).codes == bytes(2)
+    assert array("b", quantized([1.0, -1.0, 0.25]).codes).tolist() == [127, -127, 32]
