@@ -32,7 +32,7 @@ _STORES = ("blob-store-unavailable", "blobs-not-configured", "integrity-failure"
 
 
 class ImportQuery(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What to do about threads that exist here: stop at the first, or pass over them."""
+    """What to do about threads and items that exist here: stop at the first, or pass over them."""
 
     skip_existing: bool = False
 
@@ -90,8 +90,8 @@ async def export_thread(call: Call[TenantScope], thread_id: str) -> Answer:
 @Operation(
     "POST /v1/export",
     reach=TENANT,
-    summary="All threads of the tenant, of all its subjects, as a file that only the receiving tenant takes in. "
-    "Needs state:read and subject:act_as, too.",
+    summary="All threads and items of the tenant, of all its subjects, as a file that only the receiving tenant "
+    "takes in. Needs state:read and subject:act_as, too.",
     permission="tenant:admin",
     body=wire.transfer.ExportRequest,
     headers=_SHARE,
@@ -113,8 +113,8 @@ async def export_tenant(call: Call[TenantScope]) -> Answer:
 @Operation(
     "POST /v1/import",
     reach=TENANT,
-    summary="Take an export in: threads keep their ids, and become visible one by one, each whole. Running it "
-    "again passes over what is there. Needs state:write and subject:act_as, too.",
+    summary="Take an export in: threads and items keep their names, and threads become visible one by one, each whole. "
+    "Running it again passes over what is there. Needs state:write and subject:act_as, too.",
     permission="tenant:admin",
     query=ImportQuery,
     raw_body=True,
@@ -123,7 +123,7 @@ async def export_tenant(call: Call[TenantScope]) -> Answer:
     problems=(
         "import-refused", "import-for-other", "import-unbound", "import-conflict", "thread-exists",
         "state-schema-exists", "adoption-exists", "feature-off", "job-cancelled",
-        "transfer-busy", "quota-exceeded", *_STORES,
+        "transfer-busy", "quota-exceeded", "item-paths-exceeded", "legal-hold", *_STORES,
     ),
 )  # fmt: skip
 async def import_threads(call: Call[TenantScope]) -> Answer:
@@ -152,6 +152,10 @@ async def import_threads(call: Call[TenantScope]) -> Answer:
             export_id=str(done.export_id),
             job_id=str(done.job_id),
             passed=[wire.transfer.PassedOver.of(each) for each in done.passed],
+            passed_items=[
+                wire.transfer.PassedItem.of(each, path=None if each.path is None else [*each.path])
+                for each in done.passed_items
+            ],
         )
     )
 

@@ -45,10 +45,25 @@ class PassedOver(Response):
     reason: str
 
 
+class PassedItem(Response):
+    """An item that was not imported, and why.
+
+    ``path`` alone: all items of the path, or the damaged ones among them; neither: a path that nobody could read.
+    ``exists``: there is another one of this name; ``expired``: its time is over; ``client-share``, ``damaged``: as for
+    threads.
+    """
+
+    subject_id: str
+    path: list[str] | None
+    key: str | None
+    reason: str
+
+
 class ImportReport(Response):
     """What was imported; ``verified`` threads were read back and are what was exported.
 
-    The others were written to before they could be compared. ``passed`` names the first 1,000 of ``passed_over``.
+    The others were written to before they could be compared. ``passed`` names the first 1,000 of ``passed_over``, and
+    ``passed_items`` of ``items_passed_over``, which has those in it that are here already, the same, and are not named.
     """
 
     export_id: str
@@ -61,3 +76,6 @@ class ImportReport(Response):
     verified: int
     passed_over: int
     passed: list[PassedOver]
+    items: int
+    items_passed_over: int
+    passed_items: list[PassedItem]

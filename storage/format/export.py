@@ -1,7 +1,8 @@
 """The content of an export: records one after another, in the clear inside the seal (docs/formats/export.md).
 
 1. Every record is one msgpack array that begins with its number, in a frame with its length; long ones are compressed,
-   each alone. Opening, then threads (or what was left out) one after another, then `End`; nothing follows it.
+   each alone. Opening, then threads (or what was left out) one after another, a subject's paths of items behind its
+   threads, then `End`; nothing follows it.
 2. A thread comes in one order that depends on its content alone: artifacts by id, pending writes and checkpoints by
    their place, and each piece right before the first record that is made of it. Pieces are known by their number in
    the thread, so that nothing that a deployment's keys made is in it: two deployments that hold the same thread write
@@ -41,10 +42,16 @@ DIGEST_BYTES = 32
 _FRAME_BYTES = 8
 _ZSTD = 1 << 31
 _NO_PIECE = bytes(PIECE_ID_BYTES)
+# MessagePack's arrays of up to 15 members, and numbers of one byte.
+_SHORT_ARRAY = 0x90
+_SHORT_NUMBER_MAX = 0x7F
 _PENDING_TAG = 7
-# The members that all builds write of a pending write, with its tag, and of a channel; what came later follows them.
+_END_TAG = 12
+# The members that all builds write of a pending write and an end, with their tags, and of a channel; what came later
+# follows them.
 _PENDING_MEMBERS = 15
 _CHANNEL_MEMBERS = 5
+_END_MEMBERS = 4
 
 Text = Annotated[str, Meta(max_length=4096, pattern=r"^[^\x00]*\Z")]
 Identifier = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[^\x00]*\Z")]
@@ -223,12 +230,14 @@ class LeftOut(Struct, array_like=True, tag=11, frozen=True):
     reason: Reason
 
 
-class End(Struct, array_like=True, tag=12, frozen=True):
-    """The last record. ``digest``: of all records before it."""
+class End(Struct, array_like=True, tag=_END_TAG, frozen=True):
+    """The last record. ``digest``: of all records before it; ``paths``: of items, where there are any."""
 
     threads: Count
     left_out: Count
     digest: Digest
+    paths: Count | None = None
+    paths_left_out: Count | None = None
 
 
 class Broken(Struct, array_like=True, tag=15, frozen=True):
@@ -276,10 +285,84 @@ class LinkRecord(Struct, array_like=True, tag=17, frozen=True):
     checkpoint_id: Identifier | None
 
 
+# What clients call items may have any character, and is looked at where it is taken in (`storage.items.model`).
+Label = Annotated[str, Meta(min_length=1, max_length=255)]
+Labels = Annotated[list[Label], Meta(min_length=1, max_length=255)]
+
+
+class PathRecord(Struct, array_like=True, tag=18, frozen=True):
+    """A path of a subject's items begins.
+
+    Attributes:
+        subject_id: The subject that it belongs to.
+        labels: Its labels.
+        client_share: Whether it takes a share that only its client holds.
+        sequence: How many changes it has had; none of its items has a greater revision.
+    """
+
+    subject_id: Identifier
+    labels: Labels
+    client_share: bool
+    sequence: Annotated[int, Meta(ge=1, lt=2**62)]
+
+
+class ItemRecord(Struct, array_like=True, tag=19, frozen=True):
+    """An item of the path that began; those of a path come by their revisions.
+
+    Attributes:
+        key: The key that its value is under.
+        encoding: Of its value.
+        data: The value in that encoding.
+        revision: No other state of a key of the path has it.
+        ttl_seconds: How long it lives after it was put or last read; None: until it is deleted.
+        created_at: When the key was first put.
+        updated_at: When this value was put.
+        expires_at: When it is over; a reader may have it live longer.
+    """
+
+    key: Annotated[str, Meta(max_length=255)]
+    encoding: Word
+    data: Annotated[bytes, Meta(min_length=1, max_length=SLICE_BYTES)]
+    revision: Annotated[int, Meta(ge=1, lt=2**62)]
+    ttl_seconds: Annotated[int, Meta(ge=1, lt=2**31)] | None
+    created_at: Moment
+    updated_at: Moment
+    expires_at: Moment | None
+
+
+class PathEnding(Struct, array_like=True, tag=20, frozen=True):
+    """A path ends.
+
+    Attributes:
+        items: Its items that came.
+        damaged: Its items that are not here, because they could not be opened.
+        digest: Of its records from `PathRecord` on.
+    """
+
+    items: Count
+    damaged: Count
+    digest: Digest
+
+
+class PathsLeftOut(Struct, array_like=True, tag=21, frozen=True):
+    """Paths of a subject that are not in the export, and why.
+
+    ``labels`` are those of the only one, where they can be read. ``paths`` may be 0 where some are damaged: nobody
+    knows which there were.
+    """
+
+    subject_id: Identifier
+    reason: Literal["client-share", "damaged"]
+    paths: Count
+    labels: Labels | None
+
+
 Record = (
     Opening | Schema | Beginning | ArtifactRecord | PieceRecord | Data | PendingRecord | CheckpointRecord | Head
     | Ending | LeftOut | End | PolicyRecord | AdoptionRecord | Broken | SavePolicyRecord | LinkRecord
+    | PathRecord | ItemRecord | PathEnding | PathsLeftOut
 )  # fmt: skip
+_NEWEST_TAG = 21
 
 _decoder = msgspec.msgpack.Decoder(Record)
 
@@ -295,6 +378,8 @@ def encode(record: Record) -> bytes:
         return encode_msgpack(structs.replace(record, channels=channels))
     if isinstance(record, PendingRecord):
         return encode_msgpack(_without_unsaid((_PENDING_TAG, *structs.astuple(record)), _PENDING_MEMBERS))
+    if isinstance(record, End):
+        return encode_msgpack(_without_unsaid((_END_TAG, *structs.astuple(record)), _END_MEMBERS))
     return encode_msgpack(record)
 
 
@@ -314,8 +399,16 @@ def decode(encoded: bytes) -> Record:
     try:
         record: Record = _decoder.decode(encoded)
     except (msgspec.DecodeError, RecursionError):
+        if (number := _number(encoded)) > _NEWEST_TAG:
+            raise ImportRefused(f"the export has records of kind {number}, which a newer release writes") from None
         raise ImportRefused("a record of the export cannot be read, or says what none may say") from None
     return record
+
+
+def _number(encoded: bytes) -> int:
+    """The number of a record's kind, where it is one of a single byte; else 0."""
+    is_short = encoded[:1] and encoded[0] & 0xF0 == _SHORT_ARRAY
+    return encoded[1] if is_short and len(encoded) > 1 and encoded[1] <= _SHORT_NUMBER_MAX else 0
 
 
 def frame(encoded: bytes) -> bytes:

@@ -8,6 +8,8 @@ and no deployment accepts a stream that was broken off; in the export of a tenan
 `Exporting.content_digest` runs the same walk and keeps nothing but the digest, which depends on the thread's content
 alone: so an import is compared with what was exported.
 
+A tenant's export has the items of each subject behind its threads (`storage.transfer.items_out`).
+
 Nothing here asks who may export. What is exported lies open to the holder of the recipient's transfer key.
 """
 
@@ -66,6 +68,8 @@ from storage.format.export import (
     LeftOut,
     LinkRecord,
     Opening,
+    PathEnding,
+    PathsLeftOut,
     PendingRecord,
     PieceRecord,
     PolicyRecord,
@@ -94,6 +98,7 @@ from storage.scope import ClientShare, Scope, TenantScope
 from storage.statements.deployment import transfer as sql
 from storage.statements.threads.completeness import SUBJECTS
 from storage.tiers.objects import ArchiveObjects
+from storage.transfer.items_out import ItemsOut
 from storage.transfer.spooling import NO_POLICY_JSON, SpooledThread, Spooling, encode_policy
 
 EXPORT_KIND = "export"
@@ -104,7 +109,7 @@ PROGRESS_SECONDS = 2.0
 _PAGE_ROWS = 500
 # Rows that are opened before others have their turn.
 _TURN_ROWS = 20
-# Damaged threads that the job of an export names; it counts all.
+# Damaged threads, paths and items that the job of an export names; it counts all.
 DAMAGED_NAMED_MAX = 20
 _SOURCE = b"stateroom/v1/export-source\0"
 
@@ -131,7 +136,10 @@ def transfer_target(scope: Scope, thread_id: str) -> str:
 
 
 class Progress:
-    """The job row of a transfer: how many threads are done. It lives as long as the request that made it."""
+    """The job row of a transfer: how many threads, and paths of items, are done.
+
+    It lives as long as the request that made it.
+    """
 
     def __init__(self, unit_of_work: UnitOfWork, jobs: Jobs, lease: Lease) -> None:
         self.job_id = lease.job_id
@@ -160,13 +168,13 @@ class Progress:
             with suppress(StorageError):
                 await self.moved(now=True)
 
-    async def moved(self, threads: int = 0, *, now: bool = False) -> None:
-        """Count threads that are done, and write to the job's row every `PROGRESS_SECONDS`.
+    async def moved(self, done: int = 0, *, now: bool = False) -> None:
+        """Count threads and paths that are done, and write to the job's row every `PROGRESS_SECONDS`.
 
         Raises:
             JobCancelled: the transfer was cancelled.
         """
-        self._unwritten += threads
+        self._unwritten += done
         if self._cancelled:
             raise JobCancelled
         if self._lease is None or (not now and time.monotonic() - self._written_at < PROGRESS_SECONDS):
@@ -243,7 +251,7 @@ class TransferParts:
 class _Sending:
     """An export on its way out.
 
-    ``damaged`` are the threads of a tenant that were left out so far.
+    ``damaged`` are the threads, paths and items of a tenant that were left out so far.
     """
 
     recipient: TransferRecipient
@@ -255,6 +263,52 @@ class _Sending:
     damaged: list[str] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Sent:
+    """What is on its way so far."""
+
+    threads: int = 0
+    left_out: int = 0
+    paths: int = 0
+    items: int = 0
+    paths_left_out: int = 0
+
+    def add(self, each: Record | bytes) -> int:
+        """Count a record; returns how many threads or paths ended with it."""
+        match each:
+            case bytes():
+                ended = int(_is_ending(each))
+                self.threads += ended
+                return ended
+            case LeftOut() | Broken():
+                self.left_out += 1
+            case PathsLeftOut():
+                self.paths_left_out += each.paths
+            case PathEnding():
+                self.paths += 1
+                self.items += each.items
+                return 1
+        return 0
+
+    def end(self, digest: bytes) -> End:
+        """The last record."""
+        return End(self.threads, self.left_out, digest, self.paths or None, self.paths_left_out or None)
+
+    def counts(self) -> dict[str, int]:
+        """What the audit log says of it; of items, where there are any."""
+        of_items = {"items": self.items, "paths_left_out": self.paths_left_out}
+        return {"threads": self.threads, "left_out": self.left_out} | {
+            name: count for name, count in of_items.items() if count
+        }
+
+    def note(self) -> str:
+        """What its job says of it; of items, where there are any."""
+        note = f"{self.threads} threads, {self.left_out} left out"
+        if self.paths or self.paths_left_out:
+            note += f"; {self.items} items, {self.paths_left_out} of their paths left out"
+        return note
+
+
 class Exporting:
     """The way out."""
 
@@ -263,6 +317,7 @@ class Exporting:
         self._unit_of_work = parts.access.unit_of_work
         self._artifacts = parts.artifacts
         self._spooling = Spooling(parts.access, parts.artifacts, parts.objects)
+        self._items = ItemsOut(parts.access)
         self._schemas = parts.state_schemas
         self._adoptions = parts.adoptions
         self._policies = parts.policies
@@ -307,12 +362,13 @@ class Exporting:
     async def tenant(
         self, scope: TenantScope, recipient: TransferRecipient, actor: str, share: ClientShare | None = None
     ) -> Export:
-        """Export all threads of a tenant, of all its subjects, and its state schemas.
+        """Export all threads and items of a tenant, of all its subjects, and its state schemas.
 
         Adoptions go along, but for those that no gateway wrote, which interpret nothing here either.
 
         Threads under a client-held share that was not sent, or is another one's, archived threads that cannot be read
-        now, and damaged ones are left out, and the export says so; its job names those that are damaged.
+        now, and damaged ones are left out, and the export says so; its job names those that are damaged. So are paths
+        of items, and items by themselves; those that are over stay here.
 
         Raises:
             TransferKeyInvalid: nothing can be sealed for the recipient.
@@ -328,6 +384,9 @@ class Exporting:
                     async for each in self._of_tenant(subject, thread_id, share if shared else None):
                         if isinstance(each, LeftOut | Broken) and each.reason == "damaged":
                             sending.damaged.append(transfer_target(subject, thread_id))
+                        yield each
+                async with aclosing(self._items.of_subject(subject, share, sending.damaged)) as items:
+                    async for each in items:
                         yield each
 
         return Export(export_id, progress.job_id, self._content(sending, records, lambda: None))
@@ -380,8 +439,7 @@ class Exporting:
         export_id, tenant_id, progress, damaged = (
             sending.export_id, sending.tenant_id, sending.progress, sending.damaged,
         )  # fmt: skip
-        digest = RunningDigest()
-        threads = left_out = 0
+        digest, sent = RunningDigest(), _Sent()
         error: str | None = "the download was broken off"
         try:
             sealer = ExportSealer(sending.recipient, export_id)
@@ -391,13 +449,10 @@ class Exporting:
                 async for each in content:
                     encoded = each if isinstance(each, bytes) else encode(each)
                     digest.add(encoded)
-                    left_out += isinstance(each, LeftOut | Broken)
-                    ends = isinstance(each, bytes) and _is_ending(each)
-                    threads += ends
-                    await progress.moved(int(ends))
+                    await progress.moved(sent.add(each))
                     if sealed := sealer.write(frame(encoded)):
                         yield sealed
-            yield sealer.write(frame(encode(End(threads, left_out, digest.digest())))) + sealer.finish()
+            yield sealer.write(frame(encode(sent.end(digest.digest())))) + sealer.finish()
             error = None
         except Exception as reason:
             error = str(reason) if isinstance(reason, StorageError) else f"broken off: {type(reason).__name__}"
@@ -406,12 +461,9 @@ class Exporting:
             close()
             with suppress(StorageError):
                 async with self._unit_of_work.begin(TenantScope(tenant_id)) as transaction:
-                    detail = {
-                        "export_id": str(export_id), "complete": error is None, "threads": threads,
-                        "left_out": left_out,
-                    }  # fmt: skip
+                    detail = {"export_id": str(export_id), "complete": error is None, **sent.counts()}
                     await self._audit.append(transaction, tenant_id, sending.actor, "export.end", "tenant", detail)
-                note = f"{threads} threads, {left_out} left out" if error is None else None
+                note = sent.note() if error is None else None
                 if damaged:
                     named = ", ".join(damaged[:DAMAGED_NAMED_MAX])
                     note = f"{note or 'broken off'}; {len(damaged)} damaged: {named}"

@@ -50,7 +50,6 @@ from storage.format.export import (
     Beginning,
     Broken,
     CheckpointRecord,
-    Data,
     End,
     Ending,
     Frames,
@@ -58,6 +57,8 @@ from storage.format.export import (
     LeftOut,
     LinkRecord,
     Opening,
+    PathRecord,
+    PathsLeftOut,
     PendingRecord,
     PieceRecord,
     PolicyRecord,
@@ -81,10 +82,12 @@ from storage.schemas.save_policies import NOTHING
 from storage.scope import ClientShare, Scope, TenantScope, check_id, check_subject
 from storage.statements.deployment import transfer as sql
 from storage.transfer.exporting import IMPORT_KIND, WHOLE_TENANT, Exporting, Progress, TransferParts
+from storage.transfer.items_in import Arrived, ItemsIn, StagedPath
 from storage.transfer.rows import GRACE_SECONDS, Staged, Staging, checked, origin_of, policy_of, refuse, settle
+from storage.transfer.stream import Stream
 from storage.transfer.unbound_imports import UNBOUND_FORMAT, UnboundImports
 
-# How many threads a report names; it counts all.
+# How many threads a report names, and how many paths and items; it counts all.
 NAMED_MAX = 1_000
 _Steering = Schema | PolicyRecord | AdoptionRecord | SavePolicyRecord
 
@@ -98,9 +101,27 @@ class Passed:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class PassedItems:
+    """An item, or all of a path (``key`` None) or of some of a subject's paths (``path`` None), that was not imported.
+
+    ``reason``: ``exists`` with another content, ``expired`` by now, or as the export says. What is here already, the
+    same, is counted and not named.
+    """
+
+    subject_id: str
+    path: tuple[str, ...] | None
+    key: str | None
+    reason: str
+
+
 @dataclass(slots=True)
 class Imported:
-    """The counts of an import; ``passed`` names the first `NAMED_MAX` of ``passed_over``."""
+    """The counts of an import.
+
+    ``passed`` names the first `NAMED_MAX` threads of ``passed_over``, and ``passed_items`` as many of those of
+    ``items_passed_over``, which counts a path of which nothing is known as one.
+    """
 
     export_id: UUID
     job_id: UUID
@@ -112,12 +133,31 @@ class Imported:
     verified: int = 0
     passed_over: int = 0
     passed: list[Passed] = field(default_factory=list)
+    items: int = 0
+    items_passed_over: int = 0
+    passed_items: list[PassedItems] = field(default_factory=list)
 
     def pass_over(self, scope: Scope, thread_id: str, reason: str) -> None:
         """Count a thread that was not imported."""
         self.passed_over += 1
         if len(self.passed) < NAMED_MAX:
             self.passed.append(Passed(scope.subject_id, thread_id, reason))
+
+    def pass_over_items(self, passed: PassedItems, count: int = 1) -> None:
+        """Count items, or paths, that were not imported."""
+        self.items_passed_over += count
+        if len(self.passed_items) < NAMED_MAX:
+            self.passed_items.append(passed)
+
+    def add_path(self, staged: StagedPath, arrived: Arrived) -> None:
+        """Count what became of a path."""
+        self.items += arrived.items
+        self.items_passed_over += arrived.there + arrived.passed_over - len(arrived.passed)
+        for key, reason in arrived.passed:
+            self.pass_over_items(PassedItems(staged.scope.subject_id, staged.labels, key, reason))
+        if staged.ending is not None and staged.ending.damaged:
+            damaged = PassedItems(staged.scope.subject_id, staged.labels, None, "damaged")
+            self.pass_over_items(damaged, staged.ending.damaged)
 
 
 class _BrokenThreadError(Exception):
@@ -128,56 +168,32 @@ class _BrokenThreadError(Exception):
         self.reason = reason
 
 
-class _Stream:
-    """The records of a file, and what is known when it ends."""
+@dataclass(slots=True)
+class _Run:
+    """One import, and what came of its file so far."""
 
-    def __init__(self, records: AsyncGenerator[tuple[Record, bytes], None]) -> None:
-        self._records = records
-        self.whole = RunningDigest()
-        self.thread: RunningDigest | None = None
-        self.thread_id = ""
+    stream: Stream
+    tenant: TenantScope
+    actor: str
+    imported: Imported
+    progress: Progress
+    skip_existing: bool
+    share: ClientShare | None
+    threads: int = 0
+    left_out: int = 0
+    paths: int = 0
+    paths_left_out: int = 0
 
-    async def next(self) -> Record:
-        """The next record.
-
-        Raises:
-            ImportRefused: there is none.
-        """
-        try:
-            record, encoded = await anext(self._records)
-        except StopAsyncIteration:
-            refuse("the export ends without its last record")
-        if isinstance(record, End):
-            if record.digest != self.whole.digest():
-                refuse("the export is not what its end says")
-            return record
-        self.whole.add(encoded)
-        if self.thread is not None and not isinstance(record, Ending):
-            self.thread.add(digested(record, encoded, self.thread_id))
-        return record
-
-    async def end(self) -> None:
-        """Read past the last record.
+    def compare(self, end: End) -> None:
+        """Compare what came with what the file says at its end.
 
         Raises:
-            ImportRefused: there is more.
+            ImportRefused: It says something else.
         """
-        async for _ in self._records:
-            refuse("something follows the end of the export")
-
-    async def data(self, size: int) -> AsyncIterator[bytes]:
-        """Content of so many bytes.
-
-        Raises:
-            ImportRefused: it is shorter or longer, or cut otherwise than it must be.
-        """
-        left = size
-        while left:
-            record = await self.next()
-            if not isinstance(record, Data) or len(record.data) > left:
-                refuse("the export has other content than a record says")
-            left -= len(record.data)
-            yield record.data
+        if (end.threads, end.left_out) != (self.threads, self.left_out):
+            refuse("the export has other threads than its end says")
+        if (end.paths or 0, end.paths_left_out or 0) != (self.paths, self.paths_left_out):
+            refuse("the export has other paths of items than its end says")
 
 
 class Importing:
@@ -211,6 +227,7 @@ class Importing:
         self._save_policies = parts.save_policies
         self._jobs = parts.jobs
         self._audit = parts.audit
+        self._items = ItemsIn(parts.access, parts.audit)
 
     async def run(
         self,
@@ -223,8 +240,9 @@ class Importing:
     ) -> Imported:
         """Take an export in.
 
-        Subjects and threads keep their ids. ``skip_existing``: pass over threads that exist here instead of stopping at
-        the first. Threads that take a client-held share are put under ``share``, and passed over without one.
+        Subjects and threads keep their ids. ``skip_existing``: pass over threads and items that exist here instead of
+        stopping at the first. Threads and items that take a client-held share are put under ``share``, and passed over
+        without one.
 
         Raises:
             ImportForOther: it is sealed for another deployment, or another tenant of this one.
@@ -232,11 +250,13 @@ class Importing:
             ImportRefused: it was altered or cut, or is no export that this release reads. Threads that came before
                 stay; none is there in part.
             ThreadExists: a thread exists here, and was not brought by this import before; likewise.
-            ImportConflict: a file exists here under the same id with another content; likewise.
+            ImportConflict: a file exists here under the same id with another content, or an item under the same path
+                and key; likewise.
             StateSchemaExists: a state schema's version is registered here with another definition; likewise.
             AdoptionExists: unversioned state was adopted here as something else; likewise.
-            FeatureOff: unversioned state was adopted there, saves have a policy or threads a link, and an older build
-                may run here; likewise.
+            FeatureOff: unversioned state was adopted there, saves have a policy, threads a link or subjects items, and
+                an older build may run here; likewise.
+            ItemPathsExceeded, LegalHold: as for putting items; likewise.
             QuotaExceeded, BlobsNotConfigured, BlobUnavailable, KeyDestroyed: as for saving; likewise.
             IntegrityFailure: what was imported does not read back as it was exported.
         """
@@ -245,7 +265,7 @@ class Importing:
         error: str | None = "the upload was broken off"
         try:
             async with aclosing(self._opened(tenant, body)) as records:
-                stream = _Stream(records)
+                stream = Stream(records)
                 opening = await stream.next()
                 if not isinstance(opening, Opening):
                     refuse("the export does not begin with its first record")
@@ -253,7 +273,7 @@ class Importing:
                 imported = Imported(opening.export_id, progress.job_id)
                 async with progress.going_on():
                     await self._take(
-                        stream, tenant, actor, imported, progress, skip_existing=skip_existing, share=share
+                        _Run(stream, tenant, actor, imported, progress, skip_existing=skip_existing, share=share)
                     )
                 if opening.format == UNBOUND_FORMAT:
                     await self.unbound.use_up(tenant, opening.export_id)
@@ -316,6 +336,8 @@ class Importing:
             "threads": imported.threads, "checkpoints": imported.checkpoints, "artifacts": imported.artifacts,
             "passed_over": imported.passed_over, "verified": imported.verified,
         }  # fmt: skip
+        of_items = {"items": imported.items, "items_passed_over": imported.items_passed_over}
+        counts |= {name: count for name, count in of_items.items() if count}
         # Each thread was recorded in its own transaction: this only sums up, and must not hide how it ended.
         with suppress(StorageError):
             async with self._unit_of_work.begin(tenant) as transaction:
@@ -326,53 +348,69 @@ class Importing:
 
     # --- the stream ------------------------------------------------------------------------------------------------
 
-    async def _take(  # noqa: C901  what may come where, in one place
-        self,
-        stream: _Stream,
-        tenant: TenantScope,
-        actor: str,
-        imported: Imported,
-        progress: Progress,
-        *,
-        skip_existing: bool,
-        share: ClientShare | None,
-    ) -> None:
-        staged: Staged | None = None
-        threads = left_out = 0
+    async def _take(self, run: "_Run") -> None:
+        staged: Staged | StagedPath | None = None
         try:
             while True:
-                record = await stream.next()
+                record = await run.stream.next()
                 if isinstance(record, End):
-                    if (record.threads, record.left_out) != (threads, left_out):
-                        refuse("the export has other threads than its end says")
-                    await stream.end()
-                elif not isinstance(record, _Steering | LeftOut | Beginning):
+                    run.compare(record)
+                    await run.stream.end()
+                elif not isinstance(record, _Steering | LeftOut | PathsLeftOut | Beginning | PathRecord):
                     refuse("the export has a record where it cannot be")
-                # What follows a thread has opened: it is whole.
+                # What follows a thread, or a path, has opened: it is whole.
                 ready, staged = staged, None
-                if ready is not None:
-                    await self._settle(ready, actor, imported, progress)
-                match record:
-                    case End():
-                        return
-                    case Schema() | PolicyRecord() | AdoptionRecord() | SavePolicyRecord():
-                        await self._steer(tenant, record, actor, imported)
-                    case LeftOut():
-                        left_out += 1
-                        imported.pass_over(_scope(tenant, record), record.thread_id, record.reason)
-                    case Beginning():
-                        try:
-                            staged = await self._thread(
-                                stream, tenant, record, imported, progress, skip_existing=skip_existing, share=share
-                            )
-                            threads += 1
-                        except _BrokenThreadError as broken:
-                            left_out += 1
-                            imported.pass_over(_scope(tenant, record), record.thread_id, broken.reason)
+                await self._store(run, ready)
+                if isinstance(record, End):
+                    return
+                staged = await self._begun(run, record)
         except BaseException:
             if staged is not None:
                 await self._give_up(staged)
             raise
+
+    async def _store(self, run: "_Run", ready: Staged | StagedPath | None) -> None:
+        """Make visible what is whole."""
+        match ready:
+            case Staged():
+                await self._settle(ready, run.actor, run.imported, run.progress)
+            case StagedPath():
+                arrived = await self._items.settle(ready, run.actor, skip_existing=run.skip_existing)
+                run.imported.add_path(ready, arrived)
+                await run.progress.moved(1)
+
+    async def _begun(self, run: "_Run", record: Record) -> Staged | StagedPath | None:
+        """Take what begins with a record, up to its end; returns what waits for what follows it."""
+        match record:
+            case Schema() | PolicyRecord() | AdoptionRecord() | SavePolicyRecord():
+                await self._steer(run.tenant, record, run.actor, run.imported)
+            case LeftOut():
+                run.left_out += 1
+                run.imported.pass_over(_scope(run.tenant, record), record.thread_id, record.reason)
+            case PathsLeftOut():
+                run.paths_left_out += record.paths
+                labels = None if record.labels is None else tuple(record.labels)
+                passed = PassedItems(_subject(run.tenant, record).subject_id, labels, None, record.reason)
+                run.imported.pass_over_items(passed, max(1, record.paths))
+            case Beginning():
+                try:
+                    staged = await self._thread(run, record)
+                except _BrokenThreadError as broken:
+                    run.left_out += 1
+                    run.imported.pass_over(_scope(run.tenant, record), record.thread_id, broken.reason)
+                    return None
+                run.threads += 1
+                return staged
+            case PathRecord():
+                run.paths += 1
+                scope = _subject(run.tenant, record)
+                path = await self._items.stage(run.stream, scope, record, run.progress, run.share)
+                if path is None:
+                    run.imported.pass_over_items(
+                        PassedItems(scope.subject_id, tuple(record.labels), None, "client-share")
+                    )
+                return path
+        return None
 
     async def _steer(self, tenant: TenantScope, record: _Steering, actor: str, imported: Imported) -> None:
         """Say for the tenant what the export says of all threads."""
@@ -436,19 +474,10 @@ class Importing:
             rule = SaveRule(record.strict, record.compact_elements, record.compact_bytes)
             await self._save_policies.put(tenant, record.agent or None, rule, actor)
 
-    async def _thread(
-        self,
-        stream: _Stream,
-        tenant: TenantScope,
-        beginning: Beginning,
-        imported: Imported,
-        progress: Progress,
-        *,
-        skip_existing: bool,
-        share: ClientShare | None,
-    ) -> Staged | None:
+    async def _thread(self, run: "_Run", beginning: Beginning) -> Staged | None:
         """Take a thread to its end; None: it is passed over."""
-        scope = _scope(tenant, beginning)
+        stream, imported, progress, share = run.stream, run.imported, run.progress, run.share
+        scope = _scope(run.tenant, beginning)
         stream.thread, stream.thread_id = RunningDigest(), beginning.thread_id
         stream.thread.add(digested(beginning, b"", beginning.thread_id))
         try:
@@ -462,7 +491,7 @@ class Importing:
             if origin is not None:
                 ending = await _drain(stream)
                 reason = "there" if origin == origin_of(sealer, beginning.source, ending.digest) else "exists"
-                if reason == "exists" and not skip_existing:
+                if reason == "exists" and not run.skip_existing:
                     raise ThreadExists(
                         f"thread {beginning.thread_id!r} of subject {scope.subject_id!r} exists here; nothing of it was"
                         " changed"
@@ -489,9 +518,11 @@ class Importing:
             thread = await transaction.fetch_one(sql.ORIGIN, thread_id=thread_id)
         return None if thread is None else thread.origin or b""
 
-    async def _give_up(self, staged: Staged) -> None:
-        """Let go of what was uploaded for a thread; what this cannot reach expires."""
+    async def _give_up(self, staged: Staged | StagedPath) -> None:
+        """Let go of what waits, and of what was uploaded for a thread; what this cannot reach expires."""
         staged.close()
+        if isinstance(staged, StagedPath):
+            return
         for blob_id in staged.reserved:
             with suppress(StorageError):
                 await self._ledger.abandon(staged.scope, blob_id)
@@ -499,7 +530,7 @@ class Importing:
     # --- staging ---------------------------------------------------------------------------------------------------
 
     async def _stage(  # noqa: C901  what a thread is made of
-        self, stream: _Stream, staged: Staged, progress: Progress
+        self, stream: Stream, staged: Staged, progress: Progress
     ) -> None:
         staging = Staging(staged)
         while staged.ending is None:
@@ -535,7 +566,7 @@ class Importing:
         await self._access.control.features.require(LINKS, "threads are linked")
         staged.link = ThreadLink(record.thread_id, record.namespace, record.checkpoint_id)
 
-    async def _piece(self, stream: _Stream, staged: Staged, staging: "Staging", record: PieceRecord) -> None:
+    async def _piece(self, stream: Stream, staged: Staged, staging: "Staging", record: PieceRecord) -> None:
         if record.data is not None:
             content = record.data
         else:
@@ -567,7 +598,7 @@ class Importing:
         staged.settlements.append(Settlement(blob_id, written.object_bytes, pointer, piece.piece_id))
 
     async def _artifact(  # noqa: C901  one that is there, or one that is not
-        self, stream: _Stream, staged: Staged, record: ArtifactRecord
+        self, stream: Stream, staged: Staged, record: ArtifactRecord
     ) -> None:
         """Bring a file into the object store, unless it is there already."""
         if record.client_share and staged.share is None:
@@ -656,13 +687,18 @@ class Importing:
         await progress.moved(1)
 
 
+def _subject(tenant: TenantScope, record: PathRecord | PathsLeftOut) -> Scope:
+    checked(check_subject, record.subject_id)
+    return Scope(tenant.tenant_id, record.subject_id)
+
+
 def _scope(tenant: TenantScope, record: Beginning | LeftOut) -> Scope:
     checked(check_subject, record.subject_id)
     checked(check_id, record.thread_id, "thread id")
     return Scope(tenant.tenant_id, record.subject_id)
 
 
-async def _drain(stream: _Stream) -> Ending:
+async def _drain(stream: Stream) -> Ending:
     """Read a thread that is passed over, to its end."""
     while True:
         record = await stream.next()
@@ -672,7 +708,7 @@ async def _drain(stream: _Stream) -> Ending:
             return record
         if isinstance(record, Broken):
             raise _BrokenThreadError(record.reason)
-        if isinstance(record, Opening | Schema | Beginning | LeftOut | End):
+        if isinstance(record, Opening | Schema | Beginning | LeftOut | PathRecord | PathsLeftOut | End):
             refuse("the export has a record where it cannot be")
 
 

@@ -38,7 +38,10 @@ _REASONS = {
     "client-share": "its client-held share was not sent",
     "archived": "was archived, and could not be read",
     "damaged": "is damaged where it was exported",
+    "expired": "was over by now",
 }
+# What was not imported for these reasons is nothing that should be here.
+_EXPECTED = {"there", "exists", "expired"}
 
 
 class _Meter:
@@ -138,7 +141,7 @@ def _export(remote: Remote, path: str, wanted: dict[str, str], file: Path) -> No
 
 
 def _tell_what_is_damaged(remote: Remote, job_id: str) -> None:
-    """Name the threads that are not in the file because they cannot be read.
+    """Name the threads and items that are not in the file because they cannot be read.
 
     Raises:
         Failure: there are some.
@@ -146,7 +149,7 @@ def _tell_what_is_damaged(remote: Remote, job_id: str) -> None:
     note = remote.call("GET", ["jobs", job_id])["note"] or ""
     if "damaged" in note:
         raise Failure(
-            "Some threads are damaged and were left out",
+            "Some threads or items are damaged and were left out",
             detail=str(note),
             hint="stateroom verify thread says what is wrong with one; the file holds all others.",
         )
@@ -208,13 +211,13 @@ def export_thread(*, thread_id: str, recipient: str, file: Path, remote: Remote)
 @file_option
 @as_silent_tenant
 def export_tenant(*, recipient: str, file: Path, remote: Remote) -> None:
-    """Export all threads of the tenant, and its state schemas."""
+    """Export all threads and items of the tenant, and its state schemas."""
     _export(remote, "/export", {"recipient": recipient}, file)
 
 
 @click.command("import")
 @click.argument("file", type=click.Path(dir_okay=False, exists=True, path_type=Path))
-@click.option("--skip-existing", is_flag=True, help="Pass over threads that exist here, instead of stopping.")
+@click.option("--skip-existing", is_flag=True, help="Pass over threads and items that exist here, instead of stopping.")
 @as_tenant
 def import_command(*, file: Path, skip_existing: bool, remote: Remote) -> None:
     """Take an export in, under the tenant of STATEROOM_API_KEY; run it again if it broke off.
@@ -249,11 +252,15 @@ def _report(report: dict[str, Any], *, as_json: bool) -> None:
         Failure: something of the file is not here now.
     """
     missing = [each for each in report["passed"] if each["reason"] != "there"]
+    items = report.get("passed_items", [])  # a gateway of an earlier release has none
     if as_json:
         render.emit_json(report)
     else:
-        names = ("threads", "checkpoints", "pending_writes", "artifacts", "state_schemas", "verified", "passed_over")
-        render.record({name: f"{report[name]:,}" for name in names})
+        names = (
+            "threads", "checkpoints", "pending_writes", "artifacts", "state_schemas", "verified", "passed_over",
+            "items", "items_passed_over",
+        )  # fmt: skip
+        render.record({name: f"{report.get(name, 0):,}" for name in names})
         if missing:
             render.table(
                 ["Subject", "Thread", "Not imported because it"],
@@ -263,8 +270,20 @@ def _report(report: dict[str, Any], *, as_json: bool) -> None:
                 ],
                 empty="",
             )
-    if any(each["reason"] not in {"there", "exists"} for each in missing):
-        raise Failure("Some threads were not imported", detail=f"job {report['job_id']}")
+        if items:
+            render.table(
+                ["Subject", "Path", "Key", "Not imported because it"],
+                [
+                    [
+                        render.cell(each["subject_id"]), render.cell(each["path"]),
+                        render.cell(each["key"]), _REASONS[each["reason"]],
+                    ]
+                    for each in items
+                ],
+                empty="",
+            )  # fmt: skip
+    if any(each["reason"] not in _EXPECTED for each in [*missing, *items]):
+        raise Failure("Some threads or items were not imported", detail=f"job {report['job_id']}")
 
 
 @click.command("accept-unbound-import")

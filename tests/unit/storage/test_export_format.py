@@ -25,9 +25,13 @@ from storage.format.export import (
     Ending,
     Frames,
     Head,
+    ItemRecord,
     LeftOut,
     LinkRecord,
     Opening,
+    PathEnding,
+    PathRecord,
+    PathsLeftOut,
     PendingRecord,
     PieceRecord,
     PolicyRecord,
@@ -65,14 +69,19 @@ RECORDS = [
     Head("", "c1", 7),
     Ending(1, 1, 1, 1, DIGEST),
     LeftOut("user-1", "trip-8", "client-share"),
-    End(1, 1, DIGEST),
+    End(1, 1, DIGEST, 2, 1),
     PolicyRecord("agent", "planner", b"{}"),
     AdoptionRecord("planner", "*", 1, "travel", 1, AT),
     Broken("damaged"),
     SavePolicyRecord("", strict=True),
     LinkRecord("trip-7", "", None),
+    PathRecord("user-1", ["memories", "nul \0"], client_share=False, sequence=7),
+    ItemRecord("seat", "msgpack", b"\x80", 7, 60, AT, AT, AT),
+    PathEnding(1, 1, DIGEST),
+    PathsLeftOut("user-1", "damaged", 1, ["memories"]),
 ]  # fmt: skip
-OPENING, SCHEMA, BEGINNING, ARTIFACT, PIECE, DATA, PENDING, CHECKPOINT, HEAD, ENDING, LEFT_OUT, *_ = RECORDS
+OPENING, SCHEMA, BEGINNING, ARTIFACT, PIECE, DATA, PENDING, CHECKPOINT, HEAD, ENDING, LEFT_OUT, END, *_ = RECORDS
+PATH, ITEM, PATH_ENDING, PATHS_LEFT_OUT = RECORDS[-4:]
 
 
 def change(record, **members):
@@ -131,6 +140,22 @@ def test_the_bytes_of_records_are_these():
         change(SCHEMA, definition=bytes(1024 * 1024 + 1)),
         change(OPENING, kind="deployment"),
         change(OPENING, export_id="7"),
+        change(END, paths=-1),
+        change(PATH, labels=[]),
+        change(PATH, labels=[""]),
+        change(PATH, labels=["x" * 256]),
+        change(PATH, labels=["x"] * 256),
+        change(PATH, sequence=0),
+        change(ITEM, key="x" * 256),
+        change(ITEM, data=b""),
+        change(ITEM, data=bytes(export.SLICE_BYTES + 1)),
+        change(ITEM, revision=0),
+        change(ITEM, revision=2**62),
+        change(ITEM, ttl_seconds=0),
+        change(ITEM, ttl_seconds=2**31),
+        change(ITEM, expires_at=AT.replace(tzinfo=None)),
+        change(PATH_ENDING, damaged=-1),
+        change(PATHS_LEFT_OUT, reason="archived"),
     ],
 )
 def test_a_record_that_says_what_none_may_say_is_refused(record):
@@ -141,6 +166,8 @@ def test_a_record_that_says_what_none_may_say_is_refused(record):
 def test_members_that_came_later_are_left_out_where_they_say_nothing():
     """So what an older build exported has the same digest when it is exported again."""
     assert len(msgpack.unpackb(export.encode(change(PENDING, leaves=None)), timestamp=3)) == 15
+    assert len(msgpack.unpackb(export.encode(change(END, paths=None, paths_left_out=None)), timestamp=3)) == 4
+    assert len(msgpack.unpackb(export.encode(change(END, paths=None)), timestamp=3)) == 6
     channels = [
         ChannelRecord("old", 1, "msgpack", b"\x01"),
         ChannelRecord("counted", 1, "msgpack", b"\x01", None, 1),
@@ -163,10 +190,17 @@ def test_members_that_came_later_are_left_out_where_they_say_nothing():
         change(BEGINNING, created_at=AT.astimezone(timezone(timedelta(hours=5)))),
         change(BEGINNING, source=b"", agent=None),
         change(LEFT_OUT, thread_id="a line\n"),
+        change(ITEM, key="", ttl_seconds=None, expires_at=None, revision=2**62 - 1),
+        change(PATHS_LEFT_OUT, paths=0, labels=None),
     ],
 )
 def test_a_record_may_be_as_large_as_this(record):
     assert export.decode(export.encode(record)) == record
+
+
+def test_a_record_of_a_newer_release_is_refused_by_its_number():
+    with pytest.raises(ImportRefused, match="records of kind 22, which a newer release writes"):
+        export.decode(encode_msgpack([22, "anything"]))
 
 
 @pytest.mark.parametrize(

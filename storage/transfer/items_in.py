@@ -1,0 +1,337 @@
+"""Items on their way in: a path waits in a spool until all of it is here, and is written in one transaction.
+
+What exists here is never touched: an item that is the same is passed over, and another one of its name stops the
+import, or is passed over where that was asked for. Values, times and times to live stay as they are. So do revisions
+where the path is new; where it has had a history here, all of them are raised by one number, because no two states of
+a key may have one revision.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final, Literal, NoReturn
+
+import msgspec
+
+from crypto import Sealer
+from storage.access.access import Access
+from storage.administration.audit import Audit
+from storage.concurrency.turns import Pauses
+from storage.control.features import ITEMS
+from storage.errors import ImportConflict, IntegrityFailure, InvalidState, LegalHold, LimitExceeded
+from storage.format.chain import LiveSet
+from storage.format.export import ItemRecord, PathEnding, PathRecord, RunningDigest, digested, encode
+from storage.format.items.item import ItemColumns, key_id, open_item, path_id, seal_item
+from storage.format.items.item import ItemRecord as SealedRecord
+from storage.format.items.seals import item_mac
+from storage.items.model import ITEM_TTL_SECONDS_MAX, ITEM_VALUE_BYTES_MAX, Labels, check_key, check_labels
+from storage.items.paths import LockedPath, add_paths, lock_paths, store_paths
+from storage.postgres.unit_of_work import Transaction
+from storage.scope import ClientShare, Scope
+from storage.statements.items import items as sql
+from storage.statements.rules.retention import holds_lock
+from storage.threads.holds import tenant_is_held
+from storage.transfer.exporting import Progress
+from storage.transfer.rows import refuse
+from storage.transfer.spool import Spool
+from storage.transfer.stream import Stream
+
+# Items of one round trip; each may have a quarter of a mebibyte, and so may the one that is here.
+_BATCH_ROWS: Final = 32
+# How many items of a path are named of those that were passed over.
+NAMED_MAX: Final = 1_000
+
+PassedReason = Literal["exists", "expired"]
+_record = msgspec.msgpack.Decoder(ItemRecord)
+
+
+@dataclass(slots=True)
+class StagedPath:
+    """A path that is here but not visible.
+
+    Attributes:
+        scope: The tenant and subject that it will belong to.
+        share: The client's share that it will take; None: none.
+        beginning: What it begins with.
+        items: Its items, in the order of their revisions.
+        ending: What it ends with, once it is whole.
+    """
+
+    scope: Scope
+    share: ClientShare | None
+    beginning: PathRecord
+    items: Spool = field(default_factory=Spool)
+    ending: PathEnding | None = None
+
+    @property
+    def labels(self) -> Labels:
+        """The labels of the path."""
+        return tuple(self.beginning.labels)
+
+    def close(self) -> None:
+        """Let everything go."""
+        self.items.close()
+
+
+@dataclass(slots=True)
+class Arrived:
+    """What became of a path's items.
+
+    Attributes:
+        items: How many were stored.
+        there: How many are here already, the same.
+        passed_over: How many were not stored for another reason.
+        passed: The keys of the first of these, each with the reason.
+    """
+
+    items: int = 0
+    there: int = 0
+    passed_over: int = 0
+    passed: list[tuple[str, PassedReason]] = field(default_factory=list)
+
+    def pass_over(self, key: str, reason: PassedReason) -> None:
+        """Count an item that was not stored."""
+        self.passed_over += 1
+        if len(self.passed) < NAMED_MAX:
+            self.passed.append((key, reason))
+
+
+class ItemsIn:
+    """The way in of items."""
+
+    def __init__(self, access: Access, audit: Audit) -> None:
+        self._access = access
+        self._audit = audit
+
+    async def stage(
+        self, stream: Stream, scope: Scope, beginning: PathRecord, progress: Progress, share: ClientShare | None
+    ) -> StagedPath | None:
+        """Take a path to its end; None: it takes a share, and there is none.
+
+        Raises:
+            ImportRefused: It is not what it says, or cannot be a path.
+            FeatureOff: An older build may run here, which knows no items.
+            RowQuotaExceeded: The tenant may store no more rows.
+        """
+        _check_labels(beginning)
+        stream.thread = RunningDigest()
+        stream.thread.add(digested(beginning, encode(beginning), ""))
+        staged = StagedPath(scope, share if beginning.client_share else None, beginning)
+        try:
+            is_closed = beginning.client_share and share is None
+            if not is_closed:
+                await self._access.control.features.require(ITEMS, "items are stored")
+                self._access.row_quotas.require_room(scope)
+            await _take(stream, staged, progress)
+        except BaseException:
+            staged.close()
+            raise
+        finally:
+            stream.thread = None
+        if is_closed:
+            staged.close()
+            return None
+        return staged
+
+    async def settle(self, staged: StagedPath, actor: str, *, skip_existing: bool) -> Arrived:
+        """Store a path, whole, as far as it is not here.
+
+        Raises:
+            ImportConflict: An item exists here with another content.
+            ItemPathsExceeded: The subject has as many paths as it may.
+            LegalHold: An item that is over here would be replaced, and the tenant is held.
+            CommitUnknown: Perhaps it is stored.
+        """
+        await self._access.control.ready()
+
+        async def attempt(sealer: Sealer) -> Arrived:
+            async with self._access.unit_of_work.begin(staged.scope) as transaction:
+                settling = _Settling(self._access, transaction, sealer, staged, skip_existing=skip_existing)
+                arrived = await settling.run()
+                if arrived.items:
+                    target, detail = f"subject:{staged.scope.subject_id}", {"items": arrived.items}
+                    await self._audit.append(transaction, staged.scope.tenant_id, actor, "import.items", target, detail)
+                return arrived
+
+        try:
+            return await self._access.with_keys(staged.scope, attempt, staged.share)
+        finally:
+            staged.close()
+
+
+async def _take(stream: Stream, staged: StagedPath, progress: Progress) -> None:
+    last = 0
+    while staged.ending is None:
+        record = await stream.next()
+        await progress.moved()
+        match record:
+            case ItemRecord():
+                _check_item(record, last, staged.beginning.sequence)
+                last = record.revision
+                staged.items.add(encode(record))
+            case PathEnding():
+                if record.items != staged.items.count:
+                    refuse("a path of the export has other items than its end says")
+                if stream.thread is None or stream.thread.digest() != record.digest:
+                    refuse("a path of the export is not what its digest says")
+                staged.ending = record
+            case _:
+                refuse("the export has a record where it cannot be")
+
+
+def _check_labels(beginning: PathRecord) -> None:
+    try:
+        check_labels(tuple(beginning.labels), "", least=1)
+    except (InvalidState, LimitExceeded):
+        _refuse_name()
+
+
+def _check_item(record: ItemRecord, last: int, sequence: int) -> None:
+    try:
+        check_key(record.key, "")
+    except InvalidState:
+        _refuse_name()
+    if not last < record.revision <= sequence:
+        refuse("the items of a path of the export are not in order")
+    if len(record.data) > ITEM_VALUE_BYTES_MAX or not _is_map(record):
+        refuse("the export has an item whose value none can have")
+    if (record.ttl_seconds is None) != (record.expires_at is None):
+        refuse("the export has an item that says when it is over and not how long it lives, or the contrary")
+    if record.ttl_seconds is not None and record.ttl_seconds > ITEM_TTL_SECONDS_MAX:
+        refuse("the export has an item that lives longer than any may")
+
+
+def _refuse_name() -> NoReturn:
+    refuse("the export has a path or a key of items that cannot be")  # and no word of it
+
+
+def _is_map(record: ItemRecord) -> bool:
+    first = record.data[0]
+    if record.encoding == "json":
+        return first == ord("{")
+    return record.encoding == "msgpack" and (first & 0xF0 == 0x80 or first in {0xDE, 0xDF})
+
+
+class _Settling:
+    """One path's items, in the transaction that stores them. It is rolled back if this raises."""
+
+    def __init__(
+        self, access: Access, transaction: Transaction, sealer: Sealer, staged: StagedPath, *, skip_existing: bool
+    ) -> None:
+        self._access = access
+        self._transaction = transaction
+        self._sealer = sealer
+        self._staged = staged
+        self._skip_existing = skip_existing
+        self._path = LockedPath(path_id(sealer, staged.labels), None, 0, LiveSet())
+        self._raised_by: int | None = None
+        self._pauses = Pauses()
+        self._arrived = Arrived()
+
+    async def run(self) -> Arrived:
+        """Store what is not here; a path of which nothing is stored does not come into being."""
+        scope, named = self._staged.scope, self._path.path_id
+        await self._access.check_keys_in(self._transaction, scope, self._sealer)
+        locked = await lock_paths(self._transaction, self._sealer, [named], holds_lock(scope.tenant_id))
+        if named not in locked:
+            locked = await add_paths(self._transaction, self._sealer, {named: self._staged.labels})
+        self._path = locked[named]
+        for batch in _batches(self._staged.items):
+            await self._batch(batch)
+        if self._arrived.items:
+            source = self._staged.beginning.sequence + (self._raised_by or 0)
+            self._path.sequence = max(self._path.sequence, source)
+        if self._arrived.items or not self._path.items.count:
+            await store_paths(self._transaction, self._sealer, [self._path])
+        return self._arrived
+
+    async def _batch(self, records: Sequence[ItemRecord]) -> None:
+        in_path = self._path.path_id
+        named = {key_id(self._sealer, in_path, each.key): each for each in records}
+        if len(named) != len(records):
+            refuse("a path of the export has a key twice")
+        rows = await self._transaction.fetch_all(sql.FOUND, path_ids=[in_path] * len(named), key_ids=[*named])
+        found = {row.key_id: row for row in rows}
+        living = [each for each in named if found[each].revision is not None and not found[each].over]
+        same = await self._same(living, named)
+        puts = []
+        for key, record in named.items():
+            await self._pauses.after(len(record.data))
+            row = found[key]
+            if key in same:
+                self._arrived.there += 1
+            elif row.revision is not None and not row.over:
+                self._exists(record)
+            elif record.expires_at is not None and record.expires_at <= row.now:
+                self._arrived.pass_over(record.key, "expired")
+            else:
+                puts.append(self._put(key, record, row))
+        if puts:
+            await self._transaction.run_many(sql.PUT, puts)
+
+    async def _same(self, living: Sequence[bytes], named: dict[bytes, ItemRecord]) -> set[bytes]:
+        """Those of some items that are here with the content that the export has."""
+        if not living:
+            return set()
+        rows = await self._transaction.fetch_all(
+            sql.NAMED, path_ids=[self._path.path_id] * len(living), key_ids=[*living]
+        )
+        same = set()
+        for row in rows:
+            await self._pauses.after(len(row.envelope))
+            there = named[row.key_id]
+            try:
+                here = open_item(self._sealer, row.columns, row.envelope, row.member)
+            except IntegrityFailure:
+                self._access.found_damage()  # whatever it was, it is another one now
+                continue
+            if (here.encoding, here.data, row.ttl_seconds) == (there.encoding, there.data, there.ttl_seconds):
+                same.add(row.key_id)
+        return same
+
+    def _exists(self, record: ItemRecord) -> None:
+        if not self._skip_existing:
+            raise ImportConflict(
+                f"an item of subject {self._staged.scope.subject_id!r} exists here with another content; nothing of its"
+                " path was changed. An import that passes over what exists names it"
+            )
+        self._arrived.pass_over(record.key, "exists")
+
+    def _put(self, key: bytes, record: ItemRecord, row: sql.FoundRow) -> dict[str, object]:
+        """What is stored of an item, after the path counts it."""
+        path = self._path
+        if row.member is not None:
+            if tenant_is_held(self._access.control, self._staged.scope.tenant_id, row.tenant_policy):
+                raise LegalHold
+            path.items = path.items.subtract(item_mac(self._sealer, path.path_id, key, row.member))
+        if self._raised_by is None:
+            self._raised_by = max(0, path.sequence + 1 - record.revision)
+        path.sequence = record.revision + self._raised_by
+        columns = ItemColumns(
+            path.path_id, key, path.sequence, record.ttl_seconds, record.created_at, record.updated_at
+        )  # fmt: skip
+        sealed = seal_item(self._sealer, columns, SealedRecord(record.key, record.encoding, record.data))
+        path.items = path.items.add(item_mac(self._sealer, path.path_id, key, sealed.member))
+        self._arrived.items += 1
+        return msgspec.structs.asdict(columns) | {
+            "expires_at": _expires_at(record, row.now), "member": sealed.member, "envelope": sealed.envelope,
+            "indexed": False,
+        }  # fmt: skip
+
+
+def _expires_at(record: ItemRecord, now: datetime) -> datetime | None:
+    """When an item is over; never later than if it were read now, by the clock here."""
+    if record.expires_at is None or record.ttl_seconds is None:
+        return None
+    return min(record.expires_at, now + timedelta(seconds=record.ttl_seconds))
+
+
+def _batches(items: Spool) -> Iterator[list[ItemRecord]]:
+    batch: list[ItemRecord] = []
+    for (encoded,) in items:
+        batch.append(_record.decode(encoded))
+        if len(batch) == _BATCH_ROWS:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
