@@ -89,7 +89,7 @@ class _Verifier:
             rows = await self._transaction.fetch_all(paths_sql.PATHS_AFTER, path_id=after, page_rows=_PATHS_PAGE)
             for each in rows:
                 after = each.path_id
-                counted = counted.add(path_mac(self._sealer, after))
+                counted = counted.add(path_mac(self._sealer, after, each.share_check))
                 await self._pauses.after(0)
             if len(rows) < _PATHS_PAGE:
                 break

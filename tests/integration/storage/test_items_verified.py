@@ -119,7 +119,7 @@ TAMPERINGS = {
     "seals swapped between paths": ("item_paths", swap("seal"), ["item-path", "item-path"]),
     "an edited sequence of a path": ("item_paths", edit("sequence", lambda number: number + 1), ["item-path"]),
     "a path told to be under a share": (
-        "item_paths", edit("share_check", lambda _: bytes(16)), ["item-path"],
+        "item_paths", edit("share_check", lambda _: bytes(16)), ["item-paths", "item-path"],
     ),
     "an edited sequence of the subject": ("item_scopes", edit("sequence", lambda number: number + 1), ["item-scope"]),
     "an edited seal of the subject": ("item_scopes", edit("seal", flipped), ["item-scope"]),
@@ -183,7 +183,7 @@ async def test_under_a_share_what_is_missing_is_found_without_it(store, scope, a
         ("items", moved_to_another_path, ["items", "items"]),
         ("item_paths", removed, ["item-path", "item-paths"]),
         ("item_paths", edit("sequence", lambda number: number + 1), ["item-path"]),
-        ("item_paths", edit("share_check", lambda _: None), ["item", "item-labels", "item-path"]),
+        ("item_paths", edit("share_check", lambda _: None), ["item", "item-labels", "item-path", "item-paths"]),
         # What only its client opens, it alone can prove.
         ("items", edit("envelope", flipped), []),
         ("item_paths", edit("labels", flipped), []),
