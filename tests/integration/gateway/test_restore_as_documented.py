@@ -11,7 +11,9 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from gateway.embedded.postgres import postgres_programs
+from storage.control.features import ITEMS
 from tests.support.engines import drop_database
+from tests.support.features import finish_upgrade
 from tests.support.production import APP_PASSWORD, OWNER_PASSWORD, serving
 
 PAGE = Path(__file__).parents[3] / "docs" / "operations" / "backup.md"
@@ -50,8 +52,10 @@ async def shell(script, environ, folder):
 async def test_a_backup_is_restored_by_the_commands_of_the_page_and_by_nobody_with_more_rights(
     bucketed, creator_url, launcher, tmp_path
 ):
+    await finish_upgrade(bucketed, ITEMS)
     async with serving(launcher, bucketed) as gateway, gateway.client() as client:
         assert (await client.post("/v1/threads/t/checkpoints", json={"state": {"n": 1}})).status_code == 201
+        assert (await client.put("/v1/items/memories/k", json={"value": {"n": 2}})).status_code == 201
 
     def url(role, password, database):
         changed = creator_url.set(username=role, password=password, database=database)
@@ -82,3 +86,4 @@ async def test_a_backup_is_restored_by_the_commands_of_the_page_and_by_nobody_wi
     })  # fmt: skip
     async with serving(launcher, restored) as gateway, gateway.client() as client:
         assert (await client.get("/v1/threads/t/checkpoints/latest")).json()["state"] == {"n": 1}
+        assert (await client.get("/v1/items/memories/k")).json()["value"] == {"n": 2}

@@ -6,15 +6,12 @@ import pytest
 
 from storage.control.features import ITEMS
 from storage.encoding import encode_msgpack
-from storage.errors import (
-    IdempotencyKeyReused,
-    ItemExists,
-    ItemMoved,
-)
+from storage.errors import FeatureOff, IdempotencyKeyReused, ItemExists, ItemMoved, LegalHold
 from storage.items import filters, model
 from storage.items.model import Batch, ItemGet, ItemName, ItemSearch, ItemWrite, PathSearch
 from storage.model import Idempotency, Value
-from storage.scope import ClientShare, Scope
+from storage.retention.planner import Policy
+from storage.scope import ClientShare, Scope, TenantScope
 from tests.support.archive_rows import opened
 from tests.support.features import switch_on
 
@@ -206,3 +203,27 @@ async def test_writers_of_one_path_at_once_lose_nothing(store, scope):
     assert len(await keys(store, scope)) == 20
     outcomes = await asyncio.gather(*(write(store, scope, put("one", {"n": n}, if_absent=True)) for n in range(8)))
     assert sum(isinstance(each, model.Written) for (each,) in outcomes) == 1
+
+
+async def test_no_item_is_stored_before_the_feature_is_on(migrated_database, root_key, scope):
+    async with opened(migrated_database, root_key) as new:
+        with pytest.raises(FeatureOff, match="finish-upgrade"):
+            await write(new, scope, put("a", {}))
+        assert await get(new, scope, "a") == [None]
+        assert await keys(new, scope) == await paths(new, scope) == []
+        await switch_on(new, ITEMS)
+        assert [each.status for each in await write(new, scope, put("a", {}))] == ["created"]
+
+
+async def test_a_held_tenants_items_are_neither_replaced_nor_deleted(store, scope):
+    tenant = TenantScope(scope.tenant_id)
+    (kept,) = await write(store, scope, put("a", {"n": 1}))
+    await store.retention_policies.put(tenant, None, Policy(legal_hold=True))
+    replaced, deleted, made, twice = await write(
+        store, scope, put("a", {"n": 2}), delete("a"), put("b", {"n": 3}), put("b", {"n": 4})
+    )
+    assert [type(replaced), type(deleted)] == [LegalHold, LegalHold]
+    assert [made.status, twice.status] == ["created", "replaced"]
+    assert [each.revision for each in await get(store, scope, "a")] == [kept.revision]
+    await store.retention_policies.put(tenant, None, Policy(legal_hold=False))
+    assert [each.status for each in await write(store, scope, delete("a"))] == ["deleted"]

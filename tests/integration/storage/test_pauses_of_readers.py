@@ -247,7 +247,11 @@ async def test_what_holds_for_a_thread_takes_no_policies_of_other_agents(store, 
     await asked.put(tenant, "agent-1", Policy(idle_ttl_seconds=60))
     assert control.count == 4 + ROWS  # and all of them for the answer
     rounds = Retaining(
-        store.unit_of_work, store.audit, SystemClock(), Acts(store.threads, store.pruning, store.archives, store.items.expiring), control
+        store.unit_of_work,
+        store.audit,
+        SystemClock(),
+        Acts(store.threads, store.pruning, store.archives, store.items.expiring),
+        control,
     )
     assert (await rounds.tenant(scope.tenant_id, now=True)).threads == 1
     assert control.count == 5 + ROWS

@@ -14,13 +14,14 @@ from storage.administration.tenants import DefaultQuotas, Usage
 from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
 from storage.checkpoints.compacting import SUMMARY_OVER_QUOTA_BYTES_MAX
-from storage.control.features import LINKS
+from storage.control.features import ITEMS, LINKS
 from storage.errors import QuotaExceeded, RowQuotaExceeded
 from storage.model import ApiKeyRecord, Compaction, Idempotency, Precondition, TaskWrites, Tenant, ThreadLink
 from storage.postgres.statement import Statement
 from storage.postgres.tables import SUBJECT_TABLES
 from storage.scope import OperatorScope, Scope, TenantScope
 from storage.statements.threads import row_usage
+from tests.support import item_rows as items
 from tests.support.archive_rows import fill, opened
 from tests.support.features import switch_on
 from tests.support.states import document, load, packed, put, save, state, write
@@ -329,6 +330,30 @@ async def test_what_would_store_rows_is_refused_and_nothing_of_it_stays(
     neighbour = Scope(await new_tenant(store), "user-1")
     await save(store, neighbour)
     await store.threads.copy(neighbour, "t1", "new")
+
+
+async def test_items_count_and_a_tenant_over_its_quota_may_only_delete_them(store, counting, tenant, scope):
+    await switch_on(store, ITEMS)
+    await counting.tenant(tenant, now=True)
+    before = (await usage(store, tenant)).rows_bytes
+    large = os.urandom(20_000).hex()
+    await items.write(store, scope, items.put("large", {"text": large}), items.put("small", {}))
+    await counting.tenant(tenant, now=True)
+    assert (await usage(store, tenant)).rows_bytes > before + 20_000
+    await store.tenants.set_quota(tenant, rows_quota_bytes=20_000)
+    await store.row_quotas.refresh()
+    new, other, gone = await items.write(
+        store, scope, items.put("new", {}), items.put("new", {}, path=("new",)), items.delete("small")
+    )
+    assert [type(new), type(other), gone.status] == [RowQuotaExceeded, RowQuotaExceeded, "deleted"]
+    with pytest.raises(RowQuotaExceeded):
+        await items.write(store, Scope(tenant, "somebody-new"), items.put("new", {}))
+    assert [key for _, key, _ in await items.found(store, scope)] == ["large"]
+    await items.write(store, scope, items.delete("large"))
+    await counting.tenant(tenant, now=True)
+    await store.row_quotas.refresh()
+    (put_again,) = await items.write(store, scope, items.put("new", {}))
+    assert put_again.status == "created"
 
 
 async def test_what_reads_or_makes_room_goes_on(store, scope, postgres, migrated_template):
