@@ -3,7 +3,7 @@
 ``python -m benchmarks.items [VECTORS ...]`` puts, gets, reads batches of 20 and searches with a filter, by both stores
 through LangGraph's interface; then by meaning over so many vectors of 384 dimensions of one subject (1,000, 10,000 and
 100,000): the first search, which opens them, and later ones; how many of the ten nearest by 32-bit floats are found;
-and the gateway's memory. LangGraph's store keeps everything in clear, talks to PostgreSQL as a superuser, and is given no
+and the gateway's memory. LangGraph's store keeps everything in clear, talks to PostgreSQL as a superuser, and has no
 approximate index, so that both compare everything.
 """
 
