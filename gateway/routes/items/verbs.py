@@ -43,6 +43,7 @@ _WRITING: Final = (
 # Labels are joined by what no encoded one contains; the empty key travels as nothing encoded.
 _JOINT: Final = ","
 _EMPTY: Final = "~"
+_AS_IT_IS: Final = "as it is if it matches [A-Za-z0-9][A-Za-z0-9._:@|+-]{0,254}, or ~ and base64url"
 _REVISION: Final = re.compile("[1-9][0-9]{0,18}")
 
 
@@ -58,35 +59,31 @@ def _name(path: str, key: str) -> model.ItemName:
     Raises:
         InvalidRequest: A part of it is no label, or no key.
     """
-    fault = Fault(
-        detail="is labels joined by commas, each as it is if it matches [A-Za-z0-9][A-Za-z0-9._:@|+-]{0,254},"
-        " or ~ and base64url",
-        parameter="path",
-    )
-    labels = [decode_id(each, fault) for each in path.split(_JOINT)]
+    fault = Fault(detail=f"is labels joined by commas, each {_AS_IT_IS}", parameter="path")
+    labels = [_text(each, fault) for each in path.split(_JOINT)]
+    named = "" if key == _EMPTY else _text(key, Fault(detail=f"is a key {_AS_IT_IS}", parameter="key"))
     try:
-        return name_in(labels, _key(key))
+        return name_in(labels, named)
     except (InvalidState, LimitExceeded) as error:
         raise InvalidRequest(Fault(detail=str(error), parameter="path")) from None
 
 
-def _key(text: str) -> str:
-    fault = Fault(
-        detail="is a key as it is if it matches [A-Za-z0-9][A-Za-z0-9._:@|+-]{0,254}, or ~ and base64url",
-        parameter="key",
-    )
-    if text == _EMPTY:
-        return ""
-    if text.startswith("~"):
-        try:
-            coded = text[1:].encode("ascii")
-            plain = base64.b64decode(coded + b"=" * (-len(coded) % 4), altchars=b"-_", validate=True).decode()
-        except (ValueError, binascii.Error):
-            raise InvalidRequest(fault) from None
-        if encode_id(plain) != text:
-            raise InvalidRequest(fault)
-        return plain
-    return decode_id(text, fault)
+def _text(coded: str, fault: Fault) -> str:
+    """A label or key as it travels; unlike an id, it may be any text.
+
+    Raises:
+        InvalidRequest: with ``fault``, it is not encoded, or not in its one spelling.
+    """
+    if not coded.startswith("~"):
+        return decode_id(coded, fault)
+    try:
+        content = coded[1:].encode("ascii")
+        plain = base64.b64decode(content + b"=" * (-len(content) % 4), altchars=b"-_", validate=True).decode()
+    except (ValueError, binascii.Error):
+        raise InvalidRequest(fault) from None
+    if encode_id(plain) != coded:
+        raise InvalidRequest(fault)
+    return plain
 
 
 def _place(name: model.ItemName) -> str:
