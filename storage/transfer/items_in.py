@@ -26,6 +26,7 @@ from storage.format.items.item import ItemRecord as SealedRecord
 from storage.format.items.seals import item_mac
 from storage.items.model import ITEM_TTL_SECONDS_MAX, ITEM_VALUE_BYTES_MAX, Labels, check_key, check_labels
 from storage.items.paths import LockedPath, add_paths, lock_paths, store_paths
+from storage.items.vector_writes import remove_vectors
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import ClientShare, Scope
 from storage.statements.items import items as sql
@@ -254,7 +255,7 @@ class _Settling:
         found = {row.key_id: row for row in rows}
         living = [each for each in named if found[each].revision is not None and not found[each].over]
         same = await self._same(living, named)
-        puts = []
+        puts, indexed = [], []
         for key, record in named.items():
             await self._pauses.after(len(record.data))
             row = found[key]
@@ -266,6 +267,9 @@ class _Settling:
                 self._arrived.pass_over(record.key, "expired")
             else:
                 puts.append(self._put(key, record, row))
+                if row.indexed:
+                    indexed.append((in_path, key))
+        await remove_vectors(self._transaction, self._sealer, indexed, {in_path: self._path})
         if puts:
             await self._transaction.run_many(sql.PUT, puts)
 

@@ -13,7 +13,8 @@ from storage.control.features import ITEMS
 from storage.encoding import encode_msgpack
 from storage.errors import FeatureOff, ImportConflict, ImportForOther, ImportRefused, LegalHold, RowQuotaExceeded
 from storage.format import export
-from storage.items.model import Batch, ItemGet, ItemName, ItemSearch, ItemWrite
+from storage.format.items.vectors import quantized
+from storage.items.model import Batch, ItemGet, ItemName, ItemSearch, ItemWrite, ModelVectors
 from storage.model import ApiKeyRecord, Tenant, Value
 from storage.postgres.statement import Statement
 from storage.retention.planner import Policy
@@ -143,6 +144,7 @@ async def test_items_come_over_with_their_subject(here, there, scope, target):
     assert await seen(there, target) == before
     assert await seen(there, Scope(target.tenant_id, other.subject_id)) == await seen(here, other)
     assert {each.revision for each in before} == {1, 4, 5, 6, 7}
+    assert (await there.verification.subject(target)).findings == []
     assert (await job(here, scope, "export")).note == "1 threads, 0 left out; 7 items, 0 of their paths left out"
     assert ("import.items", "subject:user-1") in await events(there, target)
 
@@ -160,6 +162,7 @@ async def test_a_path_that_had_a_history_here_has_its_revisions_raised_and_none_
     await moved(here, there, scope, target)
     found = {each.name.key: each.revision for each in await seen(there, target)}
     assert found == {"c": 2, "a": 4, "b": 5}
+    assert (await there.verification.subject(target)).findings == []
     (written,) = await write(there, target, put("a", {}, if_revision=1))
     assert written.revision == 4  # what it was here is not what it is now
 
@@ -240,6 +243,16 @@ async def test_an_item_with_another_content_is_a_conflict_and_nothing_of_its_pat
     assert [(each.path, each.key, each.reason) for each in report.passed_items] == [(PATH, "b", "exists")]
     assert (await get(there, target, "b")).value.data == encode_msgpack({"n": "here"})
     assert (await get(there, target, "a")).value.data == encode_msgpack({"n": 1})
+
+
+async def test_what_is_over_here_is_replaced_with_its_vectors(here, there, scope, target):
+    await write(here, scope, put("a", {"n": 1}))
+    vectors = (ModelVectors("m", (quantized([0.5] * 8),)),)
+    await write(there, target, put("a", {"n": "here"}, ttl_seconds=60, vectors=vectors), put("b", {}, vectors=vectors))
+    await edited(there, target, "UPDATE stateroom.items SET expires_at = now() WHERE ttl_seconds > 0")
+    assert (await moved(here, there, scope, target)).items == 1
+    assert (await get(there, target, "a")).value.data == encode_msgpack({"n": 1})
+    assert (await there.verification.subject(target)).findings == []
 
 
 async def test_a_hold_on_the_tenant_keeps_what_is_over_here(here, there, scope, target):
