@@ -412,6 +412,7 @@ MEMBERS: dict[str, str] = {
     "SaveReceipt.sequence": "The save's number in its namespace.",
     "SaveRequest.agent": "The program's name; null (default): not said.",
     "SaveRequest.checkpoint_id": "The id of the new checkpoint, which makes a repeat safe; absent: minted.",
+    "SaveRequest.items": "Items that are put in the same transaction; one that is refused refuses the save.",
     "SaveRequest.parent_id": "The checkpoint it continues; absent: the head; null: none.",
     "SaveRequest.source": "Why the checkpoint is made, as a word of yours; null (default): not said.",
     "SaveRequest.state": "By channel, the whole state as plain values; docs/json-values.md says what JSON cannot.",

@@ -22,6 +22,7 @@ from gateway.wire.base import (
     Version,
     Word,
 )
+from gateway.wire.items.items import ItemWrite
 
 
 class Model(Request, omit_defaults=True):
@@ -112,7 +113,8 @@ class SaveRequest(Request):
     ``parent_id`` absent: the namespace's head when the save is applied; ``null``: no parent. ``fork``
     declares that an older parent is meant. ``delta_channels`` names channels whose value is rebuilt from
     ancestors' pending writes. ``state_holes`` (MessagePack only): offsets of placeholders in members of ``state``;
-    ``state_leaves`` says what large leaves in them are.
+    ``state_leaves`` says what large leaves in them are. ``items`` are put in the same transaction: all of them and the
+    checkpoint, or nothing.
     """
 
     state: dict[Name, Raw] | UnsetType = UNSET
@@ -135,6 +137,7 @@ class SaveRequest(Request):
     state_version: StateVersionNumber | None = None
     delta_channels: list[Name] = []
     fork: bool = False
+    items: Annotated[list[ItemWrite], Meta(max_length=100)] = []
 
 
 class LongList(Response):

@@ -5,7 +5,7 @@ them. What an attempt does is the subclass's.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -13,9 +13,12 @@ from crypto import Sealer
 from storage.access.access import Access
 from storage.access.offload import UploadNeeded, Uploads
 from storage.errors import Unfinished
+from storage.postgres.unit_of_work import Transaction
 from storage.scope import ClientShare, Scope
 
 T = TypeVar("T")
+# What else is written in the transaction of a request, when that wrote what it is for.
+Beside = Callable[[Transaction, Sealer], Awaitable[None]]
 
 
 class Storing(ABC, Generic[T]):

@@ -21,7 +21,7 @@ from storage.access.idempotency import claim, settle
 from storage.access.offload import Uploads
 from storage.access.remembered import RememberedHead, reachable
 from storage.access.save_rules import AgentUnsure, SaveRules, precondition_required
-from storage.access.storing import Storing
+from storage.access.storing import Beside, Storing
 from storage.checkpoints.composing import (
     Draft,
     Stored,
@@ -92,12 +92,21 @@ AtVersion = Callable[[Save, OtherVersionError], Awaitable[Save]]
 class Saving(Storing[Saved]):
     """A request to save.
 
-    ``at_version`` answers a parent of another version; None: that is the caller's to see.
+    ``at_version`` answers a parent of another version; None: that is the caller's to see. ``beside`` is written with
+    the checkpoint, or neither is.
     """
 
-    def __init__(self, access: Access, scope: Scope, save: Save, at_version: AtVersion | None = None) -> None:
+    def __init__(
+        self,
+        access: Access,
+        scope: Scope,
+        save: Save,
+        at_version: AtVersion | None = None,
+        beside: Beside | None = None,
+    ) -> None:
         super().__init__(access, scope)
         self._save = save
+        self._beside = beside
         self._at_version = at_version
         self._same: bytes | None = None
         self._lock_first = False
@@ -109,9 +118,10 @@ class Saving(Storing[Saved]):
         attempt = _Attempt(access, scope, sealer, save, draft)
         async with access.remembered_heads.turn(scope, save.thread_id):
             remembered = access.remembered_heads.take(scope, sealer, save.thread_id, save.namespace)
-            if remembered is not None and access.row_quotas.has_room(scope) and attempt.goes_on(remembered):
+            alone = self._beside is None
+            if remembered is not None and alone and access.row_quotas.has_room(scope) and attempt.goes_on(remembered):
                 return await attempt.on_remembered(remembered)
-            return await attempt.under_lock(self._uploads, self._same, lock_first=self._lock_first)
+            return await attempt.under_lock(self._uploads, self._same, self._beside, lock_first=self._lock_first)
 
     async def _answer(self, sealer: Sealer, reason: Unfinished) -> None:
         match reason:
@@ -423,11 +433,14 @@ class _Attempt:
 
     # --- on what is read -------------------------------------------------------------------------------------------
 
-    async def under_lock(self, uploads: Uploads, same: bytes | None, *, lock_first: bool) -> Saved:
+    async def under_lock(
+        self, uploads: Uploads, same: bytes | None, beside: Beside | None, *, lock_first: bool
+    ) -> Saved:
         """Save on what is read under the thread's lock.
 
-        ``uploads`` is what is in the object store for the save, ``same`` as in `_saved_before`. ``lock_first``: wait
-        for the lock in a statement of its own, so that nothing is `AgentUnsure`.
+        ``uploads`` is what is in the object store for the save, ``same`` as in `_saved_before`. ``beside`` is written
+        after a new checkpoint. ``lock_first``: wait for the lock in a statement of its own, so that nothing is
+        `AgentUnsure`.
         """
         access, scope, sealer, save = self.access, self.scope, self.sealer, self.save
         acknowledged = access.remembered_heads.acknowledged(scope, save.thread_id, save.namespace)
@@ -454,6 +467,8 @@ class _Attempt:
             else:
                 self._refuse_cold_namespace(cold)
                 saved, left = await self._write(transaction, ground, row, uploads)
+                if beside is not None:
+                    await beside(transaction, sealer)
             if save.idempotency is not None:
                 receipt = dataclasses.replace(saved, needs_compaction=())  # names of channels are state
                 await settle(transaction, sealer, save.idempotency, receipt)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from storage.access.storing import Beside
 from storage.checkpoints.verbs import Checkpoints
 from storage.errors import (
     ChannelUnchangedUnknown,
@@ -92,8 +93,10 @@ class States:
 
     # --- in ------------------------------------------------------------------------------------------------------
 
-    async def save(self, scope: Scope, save: Save, share: ClientShare | None = None) -> Saved:
-        """Save a checkpoint; see `Checkpoints.save`.
+    async def save(
+        self, scope: Scope, save: Save, share: ClientShare | None = None, beside: Beside | None = None
+    ) -> Saved:
+        """Save a checkpoint; see `Checkpoints.save`. What is ``beside`` it is written with it, or neither is.
 
         A patch that names another version than its parent's applies to what the parent is at that version.
 
@@ -108,7 +111,7 @@ class States:
         save = await self.checked(scope, save)
         if save.state_schema is None:
             await self._require_version(scope, save, share)
-        async with self._checkpoints.saving(scope, save, partial(self._at_version, scope, share)) as saving:
+        async with self._checkpoints.saving(scope, save, partial(self._at_version, scope, share), beside) as saving:
             return await saving.stored(share)
 
     async def _at_version(self, scope: Scope, share: ClientShare | None, save: Save, other: OtherVersionError) -> Save:

@@ -23,6 +23,7 @@ from storage.access.completeness import (
     leaves_nothing_out,
 )
 from storage.access.offload import answering
+from storage.access.storing import Beside
 from storage.checkpoints import writing
 from storage.checkpoints.loading import Wanted, at_once, load_in
 from storage.checkpoints.piece_rows import open_writes, values_of
@@ -91,12 +92,14 @@ class Checkpoints:
         async with self.saving(scope, save) as saving:
             return await saving.stored(share)
 
-    def saving(self, scope: Scope, save: Save, at_version: AtVersion | None = None) -> Saving:
-        """Begin what `save` does, for a caller that deals with a parent of another version itself."""
+    def saving(
+        self, scope: Scope, save: Save, at_version: AtVersion | None = None, beside: Beside | None = None
+    ) -> Saving:
+        """Begin what `save` does, for a caller that deals with a parent of another version, or writes more with it."""
         check_id(save.thread_id, "thread id")
         if save.checkpoint_id is not None:
             check_id(save.checkpoint_id, "checkpoint id")
-        return Saving(self._access, scope, save, at_version)
+        return Saving(self._access, scope, save, at_version, beside)
 
     def load(self, scope: Scope, load: Load, share: ClientShare | None = None) -> Awaitable[Loaded]:
         """Load a checkpoint with its pending writes, and the histories of channels that it names.

@@ -15,6 +15,7 @@ import msgspec
 from crypto import KeyDestroyed, Sealer
 from storage.access.access import Access
 from storage.access.idempotency import claim, settle
+from storage.access.storing import Beside
 from storage.control.features import ITEMS, Features
 from storage.errors import (
     ItemExists,
@@ -36,6 +37,7 @@ from storage.items.reading import Reading
 from storage.items.searching import Budget, search
 from storage.items.writing import Outcome, Writing
 from storage.model import Idempotency, Page
+from storage.postgres.unit_of_work import Transaction
 from storage.scope import ClientShare, Scope
 
 _REFUSALS: dict[str, type[StorageError]] = {
@@ -146,6 +148,22 @@ class Items:
         await self._features.require(ITEMS, "items are stored")
         await self._access.control.ready()
         return Results(reads.gets, await self._write(scope, batch, idempotency, share), reads.searches, reads.paths)
+
+    async def beside(self, scope: Scope, writes: Sequence[ItemWrite]) -> Beside:
+        """What writes items in the transaction of something else, such as a save; all of them, or that fails with them.
+
+        Raises:
+            FeatureOff: A process of an older build may run, which knows no items.
+        """
+        await self._features.require(ITEMS, "items are stored")
+        await self._access.control.ready()
+
+        async def write(transaction: Transaction, sealer: Sealer) -> None:
+            for outcome in await Writing(self._access, transaction, scope, sealer).run(writes):
+                if isinstance(outcome, StorageError):
+                    raise outcome
+
+        return write
 
     async def flush(self) -> None:
         """Write what was read lately and lives on, and forget paths that were opened a while ago.

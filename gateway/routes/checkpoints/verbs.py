@@ -29,6 +29,7 @@ from gateway.routes.checkpoints.conversion import (
     writes_out,
 )
 from gateway.routes.checkpoints.inlining import inlined, shown_values
+from gateway.routes.items.conversion import puts_in
 from gateway.routing.operations import Call, Operation
 from gateway.wire.problems import Fault
 from storage import model
@@ -102,7 +103,8 @@ _SAVE_PROBLEMS = (
     "idempotency-key-reused", "limit-exceeded", "thread-busy", "thread-archived", "commit-unknown",
     "parent-unknown", "integrity-failure", "rollback-detected", "artifact-unknown", "piece-unknown",
     "quota-exceeded", "blob-store-unavailable", "state-too-new", "state-upcast-failed", "state-version-required",
-    "state-schema-mismatch", "too-costly", "tenant-too-costly",
+    "state-schema-mismatch", "too-costly", "tenant-too-costly", "feature-off", "item-moved", "item-exists",
+    "item-not-found", "item-paths-exceeded", "legal-hold",
 )  # fmt: skip
 
 
@@ -127,7 +129,11 @@ async def save_checkpoint(call: Call[Scope], thread_id: str) -> Answer:
     except RecursionError:
         raise LimitExceeded("DEPTH_MAX", limits.DEPTH_MAX) from None
     share = call.exchange.client_share()
-    saved = await call.services.write(call.scope, thread, call.store.states.save(call.scope, save, share))
+    beside = None
+    if request.items:
+        writes = await call.exchange.reservation.run(puts_in(request.items, name), len(body))
+        beside = await call.store.items.beside(call.scope, writes)
+    saved = await call.services.write(call.scope, thread, call.store.states.save(call.scope, save, share, beside))
     return _saved_out(call.exchange, saved)
 
 

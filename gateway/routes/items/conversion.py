@@ -212,18 +212,39 @@ def path_search_in(sent: searches.PathSearch, after: tuple[str, ...] | None, whe
     )
 
 
+def puts_in(writes: list[items.ItemWrite], name: Format) -> Work[list[model.ItemWrite]]:
+    """The items that are put with a checkpoint.
+
+    Raises:
+        InvalidRequest: One is to be deleted; or as `writes_in`.
+        InvalidState, LimitExceeded: One cannot be stored.
+    """
+    made: list[model.ItemWrite] = []
+    for number, sent in enumerate(writes):
+        if sent.delete:
+            raise InvalidRequest(Fault(detail="a save puts items, and deletes none", pointer=f"/items/{number}/delete"))
+        _check_write(sent, pointer("items", number))
+        made.append((yield from _write_in(sent, name, pointer("items", number))))
+        yield
+    return made
+
+
+def _check_write(sent: items.ItemWrite, where: str) -> None:
+    if sent.delete + (sent.value is not UNSET or bool(sent.vectors)) != 1:
+        detail = "send a value, or delete: true, or vectors of an item that is there"
+        raise InvalidRequest(Fault(detail=detail, pointer=where))
+    if sent.if_absent and (sent.delete or sent.if_revision is not None):
+        detail = "if_absent goes with a value, and not with if_revision"
+        raise InvalidRequest(Fault(detail=detail, pointer=f"{where}/if_absent"))
+
+
 def writes_in(writes: list[items.ItemWrite], name: Format) -> Work[list[model.ItemWrite | StorageError]]:
     """The writes of a body; in the place of one whose value cannot be stored, what refuses it."""
     made: list[model.ItemWrite | StorageError] = []
     part = _Slice()
     for number, sent in enumerate(writes):
         where = pointer("writes", number)
-        if sent.delete + (sent.value is not UNSET or bool(sent.vectors)) != 1:
-            detail = "send a value, or delete: true, or vectors of an item that is there"
-            raise InvalidRequest(Fault(detail=detail, pointer=where))
-        if sent.if_absent and (sent.delete or sent.if_revision is not None):
-            detail = "if_absent goes with a value, and not with if_revision"
-            raise InvalidRequest(Fault(detail=detail, pointer=f"{where}/if_absent"))
+        _check_write(sent, where)
         try:
             made.append((yield from _write_in(sent, name, where)))
         except (InvalidState, LimitExceeded) as refusal:
