@@ -1,38 +1,44 @@
 """Sealing a subject's items again under its active data key: one step of a re-seal, a few rows at a time.
 
-Items come first, then paths with their labels and seals, then the subject's seal. The same content is sealed at the
-same place: revisions, members, sequences and live sets stay, and only envelopes change. An item is stored under the
-lock of its path, and only over the envelope that was opened, so that a put at the same moment wins. What is under a
-client's share is left as it is; the seals of its paths take no share, and are sealed again. What is damaged is left,
-too, and keeps the older version alive.
+Items come first, then their vectors, then paths with their labels and seals, then the subject's seal. The same content
+is sealed at the same place: revisions, members, sequences and live sets stay, and only envelopes change. Items and
+vectors are stored under the locks of their paths, and only over the envelope that was opened, so that a put at the same
+moment wins. What is under a client's share is left as it is; the seals of its paths take no share, and are sealed
+again. What is damaged is left, too, and keeps the older version alive.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from crypto import KeyDestroyed, Sealer
 from storage.concurrency.turns import Pauses
 from storage.errors import IntegrityFailure
 from storage.format.items.item import open_item, open_labels, seal_item, seal_labels
 from storage.format.items.seals import PathSeal, ScopeSeal
+from storage.format.items.vectors import open_vectors, seal_vectors
 from storage.postgres.unit_of_work import Transaction
 from storage.statements.items import items as items_sql
 from storage.statements.items import paths as paths_sql
 from storage.statements.items import resealing as sql
+from storage.statements.items.vectors import VectorsRow
 
 # What one batch opens: rows, and bytes of their envelopes, unless the first has more.
 BATCH_ROWS: Final = 64
 BATCH_BYTES_MAX: Final = 2 * 1024 * 1024
 _DAMAGED: Final = (IntegrityFailure, KeyDestroyed)
 
+ItemStep = Literal["items", "vectors", "paths"]
+
 
 @dataclass(frozen=True, slots=True)
 class ItemPosition:
-    """Where a re-seal of items goes on: after an item, or (``key_id`` None) after a path, when all items are done."""
+    """Where a re-seal of items goes on: at what, and after which row of it."""
 
+    step: ItemStep = "items"
     path_id: bytes = b""
-    key_id: bytes | None = b""
+    key_id: bytes = b""
+    model_id: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +52,22 @@ class Resealed:
 async def reseal_items(transaction: Transaction, sealer: Sealer, position: ItemPosition) -> Resealed:
     """Seal a batch again, in the caller's transaction, which compared the sealer's keys with the stored ones."""
     version = sealer.active_key_version.to_bytes(4)
-    if position.key_id is None:
+    after = {"version": version, "path_id": position.path_id, "page_rows": BATCH_ROWS}
+    if position.step == "paths":
         return await _paths(transaction, sealer, version, position.path_id)
-    places = await transaction.fetch_all(
-        sql.STALE_PLACES, version=version, path_id=position.path_id, key_id=position.key_id, page_rows=BATCH_ROWS
-    )
+    if position.step == "items":
+        places = await transaction.fetch_all(sql.STALE_ITEMS, key_id=position.key_id, **after)
+    else:
+        places = await transaction.fetch_all(
+            sql.STALE_VECTORS, key_id=position.key_id, model_id=position.model_id, **after
+        )
     few = _by_bytes(places)
-    done = await _items(transaction, sealer, few) if few else 0
+    seal_again = _items if position.step == "items" else _vectors
+    done = await seal_again(transaction, sealer, few) if few else 0
     if len(few) < len(places) or len(places) == BATCH_ROWS:
-        return Resealed(done, ItemPosition(few[-1].path_id, few[-1].key_id))
-    return Resealed(done, ItemPosition(key_id=None))
+        last = few[-1]
+        return Resealed(done, ItemPosition(position.step, last.path_id, last.key_id, last.model_id))
+    return Resealed(done, ItemPosition("vectors" if position.step == "items" else "paths"))
 
 
 def _by_bytes(places: Sequence[sql.PlaceSize]) -> Sequence[sql.PlaceSize]:
@@ -74,7 +86,7 @@ async def _items(transaction: Transaction, sealer: Sealer, places: Sequence[sql.
     pauses = Pauses()
     again: list[dict[str, object]] = []
     for row in sorted(rows, key=lambda each: (each.path_id, each.key_id)):
-        envelope = _sealed_again(sealer, row)
+        envelope = _item_again(sealer, row)
         await pauses.after(2 * len(row.envelope))
         if envelope is not None:
             place = {"path_id": row.path_id, "key_id": row.key_id, "revision": row.revision}
@@ -85,10 +97,37 @@ async def _items(transaction: Transaction, sealer: Sealer, places: Sequence[sql.
     return sum([await transaction.run(sql.RESEAL_ITEM, **each) for each in again])
 
 
-def _sealed_again(sealer: Sealer, row: items_sql.ItemRow) -> bytes | None:
+def _item_again(sealer: Sealer, row: items_sql.ItemRow) -> bytes | None:
     """An item's envelope under the active version, or None if it is damaged."""
     try:
         sealed = seal_item(sealer, row.columns, open_item(sealer, row.columns, row.envelope, row.member))
+    except _DAMAGED:
+        return None
+    return sealed.envelope if sealed.member == row.member else None
+
+
+async def _vectors(transaction: Transaction, sealer: Sealer, places: Sequence[sql.PlaceSize]) -> int:
+    path_ids, key_ids = [each.path_id for each in places], [each.key_id for each in places]
+    rows = await transaction.fetch_all(
+        sql.VECTORS, path_ids=path_ids, key_ids=key_ids, model_ids=[each.model_id for each in places]
+    )
+    pauses = Pauses()
+    again: list[dict[str, object]] = []
+    for row in sorted(rows, key=lambda each: (each.path_id, each.key_id, each.model_id)):
+        envelope = _vectors_again(sealer, row)
+        await pauses.after(2 * len(row.envelope))
+        if envelope is not None:
+            place = {"path_id": row.path_id, "key_id": row.key_id, "model_id": row.model_id, "sequence": row.sequence}
+            again.append({**place, "envelope": envelope, "envelope_before": row.envelope})
+    if not again:
+        return 0
+    await transaction.run(sql.LOCK_PATHS, path_ids=sorted({*path_ids}))
+    return sum([await transaction.run(sql.RESEAL_VECTORS, **each) for each in again])
+
+
+def _vectors_again(sealer: Sealer, row: VectorsRow) -> bytes | None:
+    try:
+        sealed = seal_vectors(sealer, row.columns, open_vectors(sealer, row.columns, row.envelope, row.member))
     except _DAMAGED:
         return None
     return sealed.envelope if sealed.member == row.member else None
@@ -103,7 +142,7 @@ async def _paths(transaction: Transaction, sealer: Sealer, version: bytes, after
             await transaction.run(sql.RESEAL_PATH, path_id=row.path_id, seal=seal, labels=labels)
             done += (seal is not None) + (labels is not None)
     if len(rows) == BATCH_ROWS:
-        return Resealed(done, ItemPosition(rows[-1].path_id, None))
+        return Resealed(done, ItemPosition("paths", rows[-1].path_id))
     return Resealed(done + await _scope(transaction, sealer, version), None)
 
 

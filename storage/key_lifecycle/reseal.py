@@ -5,7 +5,7 @@ In this order, each step durable and repeatable:
 1. **settle**: wait until no request is at work that began before the rotation; what is saved later is sealed anew.
 2. **threads**: a few rows at a time, under the thread's lock: chunks, checkpoints, pending writes, heads, and the
    thread's own seal last. **blobs**: pointers, open uploads and artifacts; the objects themselves stay. **receipts**:
-   those of idempotency keys. **items**: their envelopes, then labels and seals of their paths, then the subject's seal.
+   those of idempotency keys. **items**: items and their vectors, labels and seals of paths, the subject's seal.
 3. **count**: by the headers of the envelopes. Something is left (a copy moved old chunks meanwhile): once more from 2.
    Nothing is left: older versions become retired.
 4. **drain**: wait as in 1, and count again; still nothing: they are destroyed, with an entry in the audit log.
@@ -33,7 +33,7 @@ from storage.encoding import decode_json, encode_json
 from storage.errors import IntegrityFailure, NotFound
 from storage.format.key_versions import check_key_version
 from storage.format.manifest import chunk_location
-from storage.items.resealing import ItemPosition, reseal_items
+from storage.items.resealing import ItemPosition, ItemStep, reseal_items
 from storage.key_lifecycle.parts import Parts
 from storage.key_lifecycle.rewriting import Rewriting
 from storage.key_lifecycle.sealed_again import active_version, seal_thread_again, sealed_again
@@ -178,7 +178,7 @@ class Reseal:
                             receipt=again,
                             receipt_before=row.receipt,
                         )
-                position: tuple[str | int | None, ...] = ("items", done_before, "", "")
+                position: tuple[str | int, ...] = ("items", done_before, "items")
                 if len(rows) == BATCH_ROWS:
                     position = ("receipts", done_before, rows[-1].idempotency_key)
                 await lease.advance(transaction, _position(*position), done)
@@ -186,17 +186,17 @@ class Reseal:
         await self._paced(lambda: self._access.with_existing_keys(scope, with_sealer, NotFound()))
         return MORE
 
-    async def _items(self, lease: Lease, scope: Scope, done_before: int, path_id: str, key_id: str | None) -> Slice:
-        begin = ItemPosition(bytes.fromhex(path_id), None if key_id is None else bytes.fromhex(key_id))
+    async def _items(self, lease: Lease, scope: Scope, done_before: int, step: ItemStep, *names: str) -> Slice:
+        begin = ItemPosition(step, *map(bytes.fromhex, names))
 
         async def with_sealer(sealer: Sealer) -> None:
             async with self._access.unit_of_work.begin(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
                 batch = await reseal_items(transaction, sealer, begin)
-                position: tuple[str | int | None, ...] = ("count", done_before)
+                position: tuple[str | int, ...] = ("count", done_before)
                 if (after := batch.position) is not None:
-                    key = None if after.key_id is None else after.key_id.hex()
-                    position = ("items", done_before, after.path_id.hex(), key)
+                    names = (after.path_id.hex(), after.key_id.hex(), after.model_id.hex())
+                    position = ("items", done_before, after.step, *names)
                 elif lease.kind == COMPLETE_KIND:
                     position = ("objects", done_before, "", 0)
                 await lease.advance(transaction, _position(*position), batch.done)
@@ -298,7 +298,7 @@ class _Thread:
         self.finished = other.finished
 
 
-def _position(*parts: str | int | None) -> str:
+def _position(*parts: str | int) -> str:
     return encode_json(parts).decode()
 
 

@@ -24,7 +24,10 @@ import hmac
 import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import TypeVar
 from uuid import UUID
+
+import msgspec
 
 from crypto import CryptoError, SecretKey
 from storage.access.head_anchors import subject_tag
@@ -38,6 +41,7 @@ from storage.format.audit import OPERATOR_CHAIN
 from storage.key_lifecycle.parts import Parts
 from storage.key_lifecycle.tombstones import Level, Tombstone, Tombstones, subject_digest
 from storage.ledger.ledger import BlobLedger
+from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import OperatorScope, Scope, TenantScope
 from storage.statements.deployment import jobs as jobs_sql
@@ -47,6 +51,8 @@ from storage.statements.keys import shred as sql
 from storage.statements.threads.completeness import TRACES
 from storage.statements.threads.threads import DELETE_ALL
 from storage.threads.holds import refuse_held_subject, refuse_held_tenant
+
+P = TypeVar("P", bound=sql.PurgedItem)
 
 SHRED_SUBJECT_KIND = "shred-subject"
 SHRED_TENANT_KIND = "shred-tenant"
@@ -325,7 +331,9 @@ class Shred:
                     return False
             if not thread_ids:
                 break
-        if not await self._purge_items(lease, scope, after, until):
+        if not await self._purge_pages(lease, scope, after, until, sql.PURGE_VECTORS, sql.PurgedVectors()):
+            return False
+        if not await self._purge_pages(lease, scope, after, until, sql.PURGE_ITEMS, sql.PurgedItem()):
             return False
         async with self._unit_of_work.begin(scope) as transaction:
             await self._ledger.condemn_subject(transaction)
@@ -334,19 +342,19 @@ class Shred:
             await lease.advance(transaction, _position("purge", after))
         return True
 
-    async def _purge_items(self, lease: Lease, scope: Scope, after: str, until: float) -> bool:
-        path_id, key_id = b"", b""
+    async def _purge_pages(
+        self, lease: Lease, scope: Scope, after: str, until: float, purge: Statement[P], last: P
+    ) -> bool:
+        """Delete a subject's items, or their vectors, page by page; returns whether nothing is left."""
         while True:
             async with self._unit_of_work.begin(scope) as transaction:
-                gone = await transaction.fetch_all(
-                    sql.PURGE_ITEMS, path_id=path_id, key_id=key_id, page_rows=_ITEMS_PAGE
-                )
+                gone = await transaction.fetch_all(purge, page_rows=_ITEMS_PAGE, **msgspec.structs.asdict(last))
                 await lease.advance(transaction, _position("purge", after), len(gone))
             if len(gone) < _ITEMS_PAGE:
                 return True
             if time.monotonic() > until:
                 return False
-            path_id, key_id = max((row.path_id, row.key_id) for row in gone)
+            last = max(gone)
 
     # --- tombstones ------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Verification of a subject's items: open every one, and compare paths and the subject's set of them with their seals.
+"""Verification of a subject's items: open every one with its vectors, compare paths and their set with their seals.
 
 A path is read in one snapshot, a page at a time, so that writers at work never look like damage; after a path a stretch
 may end. What is under a client's share cannot be opened: its items are counted by their members, and compared with the
@@ -6,7 +6,7 @@ live set in the path's seal, which takes no share. Findings name rows by their i
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Final
@@ -18,17 +18,20 @@ from storage.errors import IntegrityFailure
 from storage.format.chain import LiveSet
 from storage.format.items.item import open_item, open_labels
 from storage.format.items.seals import PathSeal, ScopeSeal, item_mac, path_mac
+from storage.format.items.vectors import open_vectors, vectors_mac
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
 from storage.statements.items import items as items_sql
 from storage.statements.items import paths as paths_sql
 from storage.statements.items import verifying as sql
+from storage.statements.items.vectors import VectorsMember, VectorsRow
 from storage.statements.rules.retention import PRESENT
 from storage.verification.report import FINDINGS_MAX, Code, Finding, Report
 
 # Rows that one statement brings: with their envelopes, of at most a quarter of a MiB each, and without.
 PAGE_ROWS: Final = 32
 BARE_PAGE_ROWS: Final = 1_000
+VECTORS_PAGE_ROWS: Final = 8  # of at most 800 KB
 _PATHS_PAGE: Final = 1_000
 # By so much two servers of one database may have told the time differently.
 _CLOCKS_SECONDS: Final = 300
@@ -109,17 +112,23 @@ class _Verifier:
         if row is None:
             self._find("item-path", f"{place}: it is gone, but not what is in it")
             return
-        expected: LiveSet | None = None
+        expected: PathSeal | None = None
         with self._reporting("item-path", place):
-            expected = PathSeal.open(self._sealer, path_id, row.share_check, row.sequence, row.seal).items
+            expected = PathSeal.open(self._sealer, path_id, row.share_check, row.sequence, row.seal)
         if row.share_check is None:
             with self._reporting("item-labels", place):
                 open_labels(self._sealer, path_id, row.labels)
             counted = await self._opened(path_id)
         else:
             counted = await self._counted(path_id)
-        if expected is not None and expected != counted:
-            self._find("items", f"{place}: {expected.count} items expected, {counted.count} found")
+        vectors = await self._vectors(path_id, opened=row.share_check is None)
+        if expected is not None and expected.items != counted:
+            self._find("items", f"{place}: {expected.items.count} items expected, {counted.count} found")
+        if expected is not None and expected.vectors != vectors:
+            detail = f"{place}: {expected.vectors.count} rows of vectors expected, {vectors.count} found"
+            self._find("item-vectors", detail)
+        if untold := await self._transaction.fetch_only(sql.UNTOLD_VECTORS, path_id=path_id):
+            self._find("item-vectors", f"{place}: {untold} items have vectors, but their rows say that they have none")
 
     async def _opened(self, path_id: bytes) -> LiveSet:
         """Open the items of a path; returns what is there."""
@@ -155,6 +164,26 @@ class _Verifier:
                 await self._pauses.after(0)
             self._report.items_skipped += len(rows)
             if len(rows) < BARE_PAGE_ROWS:
+                return counted
+
+    async def _vectors(self, path_id: bytes, *, opened: bool) -> LiveSet:
+        """Open the vectors of a path's items, unless only its client does; returns what is there."""
+        counted = LiveSet()
+        after = (b"", b"")
+        page_rows = VECTORS_PAGE_ROWS if opened else BARE_PAGE_ROWS
+        while True:
+            place = {"path_id": path_id, "key_id": after[0], "model_id": after[1], "page_rows": page_rows}
+            rows: Sequence[VectorsRow | VectorsMember] = await self._transaction.fetch_all(
+                sql.VECTORS_OF_PATH if opened else sql.MEMBERS_OF_PATH, **place
+            )
+            for row in rows:
+                after = (row.key_id, row.model_id)
+                counted = counted.add(vectors_mac(self._sealer, row, row.member))
+                if isinstance(row, VectorsRow):
+                    with self._reporting("item-vector", f"path {path_id.hex()}, key {row.key_id.hex()}"):
+                        open_vectors(self._sealer, row.columns, row.envelope, row.member)
+                await self._pauses.after(len(row.envelope) if isinstance(row, VectorsRow) else 0)
+            if len(rows) < page_rows:
                 return counted
 
 

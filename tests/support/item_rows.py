@@ -8,7 +8,18 @@ from typing import Any
 import asyncpg
 
 from storage.encoding import encode_msgpack
-from storage.items.model import Batch, Item, ItemGet, ItemName, ItemSearch, ItemWrite, Labels, PathSearch
+from storage.format.items.vectors import quantized
+from storage.items.model import (
+    Batch,
+    Item,
+    ItemGet,
+    ItemName,
+    ItemSearch,
+    ItemWrite,
+    Labels,
+    ModelVectors,
+    PathSearch,
+)
 from storage.items.writing import Outcome
 from storage.model import Value
 from storage.scope import ClientShare, Scope
@@ -17,7 +28,12 @@ from storage.service import Store
 PATH: Labels = ("memories", "ada")
 SHARE = ClientShare(b"s" * 32)
 # The sealed columns of the tables of items.
-SEALED = (("items", "envelope"), ("item_paths", "labels"), ("item_paths", "seal"), ("item_scopes", "seal"))
+SEALED = (
+    ("items", "envelope"), ("item_vectors", "envelope"), ("item_paths", "labels"), ("item_paths", "seal"),
+    ("item_scopes", "seal"),
+)  # fmt: skip
+TABLES = ("item_scopes", "item_paths", "items", "item_vectors")
+VECTORS = (ModelVectors("example-embed", (quantized((1.0, 0.0)), quantized((0.5, -0.5)))),)
 
 
 def put(key: str, value: Any, path: Labels = PATH, **condition: Any) -> ItemWrite:

@@ -1,4 +1,4 @@
-"""Statements that seal items, labels and the seals of paths again: which need it, and what is stored instead.
+"""Statements that seal items, vectors, labels and seals again: which need it, and what is stored instead.
 
 Which key sealed an envelope is read from its header (bytes 9 to 12), as in `storage.statements.keys.rotation`. What is
 under a client's share is left to the client.
@@ -6,8 +6,9 @@ under a client's share is left to the client.
 
 import msgspec
 
-from storage.postgres.statement import Statement
+from storage.postgres.statement import Statement, columns
 from storage.statements.items.paths import PathRow, ScopeRow
+from storage.statements.items.vectors import VectorsRow
 
 
 class StalePath(PathRow, frozen=True):
@@ -18,10 +19,11 @@ class StalePath(PathRow, frozen=True):
 
 
 class PlaceSize(msgspec.Struct, frozen=True):
-    """Where an item that needs it is, and the bytes of its envelope."""
+    """Where something is that needs it, and the bytes of its envelope; of an item the model's name is empty."""
 
     path_id: bytes
     key_id: bytes
+    model_id: bytes
     size: int
 
 
@@ -29,23 +31,42 @@ def _other(column: str) -> str:
     return f"substring({column} FROM 9 FOR 4) <> :version::bytea"
 
 
-# Also items whose path is gone, which is damage: they open, or they do not.
-STALE_PLACES = Statement(
-    f"""
-SELECT i.path_id, i.key_id, octet_length(i.envelope) AS size FROM stateroom.items i
-WHERE i.tenant_id = :tenant_id AND i.subject_id = :subject_id AND {_other("i.envelope")}
-  AND (i.path_id, i.key_id) > (:path_id, :key_id)
+def _stale(table: str, names: str, parameters: str, model: str) -> Statement[PlaceSize]:
+    """Also what is in a path that is gone, which is damage: it opens, or it does not."""
+    return Statement(
+        f"""
+SELECT x.path_id, x.key_id, {model} AS model_id, octet_length(x.envelope) AS size FROM stateroom.{table} x
+WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND {_other("x.envelope")} AND ({names}) > ({parameters})
   AND NOT EXISTS (SELECT FROM stateroom.item_paths p
-      WHERE p.tenant_id = :tenant_id AND p.subject_id = :subject_id AND p.path_id = i.path_id
+      WHERE p.tenant_id = :tenant_id AND p.subject_id = :subject_id AND p.path_id = x.path_id
         AND p.share_check IS NOT NULL)
-ORDER BY i.path_id, i.key_id LIMIT :page_rows
+ORDER BY {names} LIMIT :page_rows
 """,
-    PlaceSize,
+        PlaceSize,
+    )
+
+
+STALE_ITEMS = _stale("items", "x.path_id, x.key_id", ":path_id, :key_id", "''::bytea")
+STALE_VECTORS = _stale("item_vectors", "x.path_id, x.key_id, x.model_id", ":path_id, :key_id, :model_id", "x.model_id")
+VECTORS = Statement(
+    f"""
+SELECT {columns(VectorsRow)}
+FROM unnest(:path_ids::bytea[], :key_ids::bytea[], :model_ids::bytea[]) AS w(path_id, key_id, model_id)
+JOIN stateroom.item_vectors v USING (path_id, key_id, model_id)
+WHERE v.tenant_id = :tenant_id AND v.subject_id = :subject_id
+""",
+    VectorsRow,
 )
+# Only over what was read: what was put since was sealed anew.
 RESEAL_ITEM = Statement("""
 UPDATE stateroom.items SET envelope = :envelope
 WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND path_id = :path_id AND key_id = :key_id
   AND revision = :revision AND envelope = :envelope_before
+""")
+RESEAL_VECTORS = Statement("""
+UPDATE stateroom.item_vectors SET envelope = :envelope
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND path_id = :path_id AND key_id = :key_id
+  AND model_id = :model_id AND sequence = :sequence AND envelope = :envelope_before
 """)
 
 # One order for everybody who locks several.

@@ -387,6 +387,11 @@ EXISTS (SELECT FROM stateroom.threads t WHERE t.tenant_id = :tenant_id AND t.sub
     AND (t.client_share OR t.tier <> 'hot'))
 """
 
+_IN_PATHS = f"""
+SELECT p.share_check IS NOT NULL, 1 FROM stateroom.{{}} x
+LEFT JOIN stateroom.item_paths p ON p.tenant_id = :tenant_id AND p.subject_id = :subject_id AND p.path_id = x.path_id
+WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND {_other("x.envelope")}
+"""
 
 # How many envelopes another version than the given one sealed: those to re-seal, and those that are set aside. Of a
 # path under a client's share those are its labels and items; its seal takes no share. What is in an archive is counted
@@ -406,10 +411,8 @@ FROM (
     }
     UNION ALL SELECT false, 1 FROM stateroom.idempotency x
     WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND x.receipt IS NOT NULL AND {_other("x.receipt")}
-    UNION ALL SELECT p.share_check IS NOT NULL, 1 FROM stateroom.items x
-    LEFT JOIN stateroom.item_paths p ON p.tenant_id = :tenant_id AND p.subject_id = :subject_id
-        AND p.path_id = x.path_id
-    WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND {_other("x.envelope")}
+    UNION ALL {_IN_PATHS.format("items")}
+    UNION ALL {_IN_PATHS.format("item_vectors")}
     UNION ALL SELECT x.share_check IS NOT NULL, 1 FROM stateroom.item_paths x
     WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND {_other("x.labels")}
     UNION ALL SELECT false, 1 FROM stateroom.item_paths x

@@ -88,14 +88,21 @@ PURGE_REST = tuple(
 )
 
 
-class PurgedItem(msgspec.Struct, frozen=True):
+class PurgedItem(msgspec.Struct, frozen=True, order=True):
     """Where an item was that a shred took away."""
 
-    path_id: bytes
-    key_id: bytes
+    path_id: bytes = b""
+    key_id: bytes = b""
 
 
-# A page of a subject's items, in order; the next page begins behind the greatest, past the rows that are gone.
+class PurgedVectors(PurgedItem, frozen=True, order=True):
+    """Where vectors of an item were."""
+
+    model_id: bytes = b""
+
+
+# A page of a subject's items, or of their vectors, in order; the next page begins behind the greatest, past the rows
+# that are gone.
 PURGE_ITEMS = Statement(
     """
 DELETE FROM stateroom.items i USING (
@@ -106,6 +113,19 @@ WHERE i.tenant_id = :tenant_id AND i.subject_id = :subject_id AND i.path_id = pa
 RETURNING i.path_id, i.key_id
 """,
     PurgedItem,
+)
+PURGE_VECTORS = Statement(
+    """
+DELETE FROM stateroom.item_vectors v USING (
+    SELECT path_id, key_id, model_id FROM stateroom.item_vectors
+    WHERE tenant_id = :tenant_id AND subject_id = :subject_id
+      AND (path_id, key_id, model_id) > (:path_id, :key_id, :model_id)
+    ORDER BY path_id, key_id, model_id LIMIT :page_rows) page
+WHERE v.tenant_id = :tenant_id AND v.subject_id = :subject_id AND v.path_id = page.path_id AND v.key_id = page.key_id
+  AND v.model_id = page.model_id
+RETURNING v.path_id, v.key_id, v.model_id
+""",
+    PurgedVectors,
 )
 
 # What says how a tenant's threads are saved to and kept, and the rounds that look for them: nothing is left to keep.

@@ -10,11 +10,9 @@ from storage.scope import Scope, TenantScope
 from storage.threads.thinning import ThinningRule
 from tests.support.archive_rows import fill, fsck, opened
 from tests.support.features import switch_on
-from tests.support.item_rows import SHARE, found, put, rows, write
+from tests.support.item_rows import SHARE, TABLES, VECTORS, found, put, rows, write
 from tests.support.states import save
 from tests.support.transfers import deployment, exported, imported
-
-TABLES = ("item_scopes", "item_paths", "items")
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +70,8 @@ async def _retained(store, scope):
 )
 async def test_a_verb_leaves_items_as_they_are(store, scope, admin, verb):
     await fill(store, scope)
-    await write(store, scope, put("a", {"n": 1}), put("b", {"n": 2}, path=("other",), ttl_seconds=3600))
-    await write(store, scope, put("a", {"n": 3}), share=SHARE)
+    await write(store, scope, put("a", {"n": 1}, vectors=VECTORS), put("b", {}, path=("b",), ttl_seconds=60))
+    await write(store, scope, put("a", {"n": 3}, vectors=VECTORS), share=SHARE)
     before = {table: await rows(admin, scope, table) for table in TABLES}
     await verb(store, scope)
     assert {table: await rows(admin, scope, table) for table in TABLES} == before

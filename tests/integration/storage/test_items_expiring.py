@@ -17,7 +17,7 @@ from storage.statements.items import paths as paths_sql
 from tests.support.archive_rows import opened
 from tests.support.features import switch_on
 from tests.support.interleaving import Gate, SteeredUnitOfWork, blocked, parts_of
-from tests.support.item_rows import PATH, SHARE, end, found, get, paths, put, restore, rows, values, write
+from tests.support.item_rows import PATH, SHARE, VECTORS, end, found, get, paths, put, restore, rows, values, write
 
 OTHER = ("memories", "bob")
 
@@ -53,13 +53,18 @@ async def said(store, tenant):
 
 async def test_what_is_over_goes_with_its_path_and_a_later_put_is_newer(store, scope, tenant, admin):
     (first, *_) = await write(
-        store, scope, put("a", {}, ttl_seconds=60), put("b", {}, path=OTHER, ttl_seconds=60), put("c", {}, path=OTHER)
+        store,
+        scope,
+        put("a", {}, ttl_seconds=60, vectors=VECTORS),
+        put("b", {}, path=OTHER, ttl_seconds=60),
+        put("c", {}, path=OTHER),
     )
     assert await perform(store, tenant) == {}
     await end(admin, scope)
     assert await perform(store, tenant) == {"items_expired": 2}
     assert [row["revision"] for row in await rows(admin, scope, "items")] == [2]
     assert len(await rows(admin, scope, "item_paths")) == 1
+    assert await rows(admin, scope, "item_vectors") == []
     assert await paths(store, scope) == [OTHER]
     assert (await store.verification.subject(scope)).findings == []
     (again,) = await write(store, scope, put("a", {}))

@@ -15,7 +15,7 @@ from storage.statements.items import resealing as sql
 from tests.support.archive_rows import opened
 from tests.support.features import switch_on
 from tests.support.interleaving import Gate, SteeredUnitOfWork, parts_of
-from tests.support.item_rows import SEALED, SHARE, delete, found, put, restore, rows, values, write
+from tests.support.item_rows import SEALED, SHARE, TABLES, VECTORS, delete, found, put, restore, rows, values, write
 
 ACTOR = "api-key:test"
 OTHER = ("memories", "bob")
@@ -63,21 +63,26 @@ def unsealed(stored, *columns):
 
 async def test_items_are_sealed_again_and_say_the_same(store, scope, admin):
     many = [put(f"k{number:03}", {"n": number}) for number in range(BATCH_ROWS)]
+    many[7] = put("k007", {"n": 7}, vectors=VECTORS)
     await write(store, scope, *many)
     large = {"text": "x" * 200_000, "n": 1}
-    await write(store, scope, *(put(f"large-{number}", large, path=OTHER, ttl_seconds=600) for number in range(12)))
+    await write(
+        store,
+        scope,
+        *(put(f"large-{number}", large, path=OTHER, ttl_seconds=600, vectors=VECTORS) for number in range(12)),
+    )
     for number in range(BATCH_ROWS + 3):
         await write(store, scope, put("only", {}, path=("paths", str(number))))
     assert BATCH_BYTES_MAX < 12 * 200_000
-    before = {table: await rows(admin, scope, table) for table in ("items", "item_paths", "item_scopes")}
+    before = {table: await rows(admin, scope, table) for table in TABLES}
     seen = await found(store, scope)
     job = await rotated(store, scope)
     assert (job.state, job.error, job.note) == ("done", None, None)
     assert all(each == {2} for each in (await versions(admin, scope)).values())
     assert await key_states(admin, scope) == ["destroyed", "active"]
-    for table, columns in {"items": ["envelope"], "item_paths": ["seal", "labels"], "item_scopes": ["seal"]}.items():
-        after = await rows(admin, scope, table)
-        assert unsealed(after, *columns) == unsealed(before[table], *columns)
+    for table in TABLES:
+        columns = [column for each, column in SEALED if each == table]
+        assert unsealed(await rows(admin, scope, table), *columns) == unsealed(before[table], *columns)
     assert await found(store, scope) == seen
     report = await store.verification.subject(scope)
     assert (report.findings, report.items_opened) == ([], len(before["items"]))
@@ -85,14 +90,14 @@ async def test_items_are_sealed_again_and_say_the_same(store, scope, admin):
 
 async def test_items_under_a_share_keep_the_older_version_and_their_seals_follow(store, scope, admin):
     await write(store, scope, put("a", {"n": 1}))
-    await write(store, scope, put("a", {"n": 2}), put("b", {"n": 3}), share=SHARE)
+    await write(store, scope, put("a", {"n": 2}, vectors=VECTORS), put("b", {"n": 3}), share=SHARE)
     job = await rotated(store, scope)
     assert job.state == "done"
-    assert job.note.startswith("3 envelopes of threads and items under a client-held share")
+    assert job.note.startswith("4 envelopes of threads and items under a client-held share")
     assert await key_states(admin, scope) == ["decrypt_only", "active"]
     assert await versions(admin, scope) == {
-        ("items", "envelope"): {1, 2}, ("item_paths", "labels"): {1, 2}, ("item_paths", "seal"): {2},
-        ("item_scopes", "seal"): {2},
+        ("items", "envelope"): {1, 2}, ("item_vectors", "envelope"): {1}, ("item_paths", "labels"): {1, 2},
+        ("item_paths", "seal"): {2}, ("item_scopes", "seal"): {2},
     }  # fmt: skip
     assert len(await found(store, scope, SHARE)) == 2
     assert len(await found(store, scope)) == 1
@@ -104,7 +109,7 @@ async def test_items_under_a_share_keep_the_older_version_and_their_seals_follow
 
 @pytest.mark.parametrize(("table", "column"), [*SEALED])
 async def test_what_is_damaged_keeps_the_older_version_and_the_rotation_says_so(store, scope, admin, table, column):
-    await write(store, scope, put("a", {"n": 1}), put("b", {"n": 2}, path=OTHER))
+    await write(store, scope, put("a", {"n": 1}, vectors=VECTORS), put("b", {"n": 2}, path=OTHER))
     stored = await rows(admin, scope, table)
     sound = stored[0][column]
     stored[0][column] = sound[:-1] + bytes([sound[-1] ^ 1])
@@ -122,7 +127,9 @@ async def test_a_rotation_goes_on_while_items_are_put_and_deleted(store, scope, 
     async def meanwhile():
         nonlocal number
         number += 1
-        await write(store, scope, put(f"k{number % 50}", {"n": number}), put("new", {}, path=(f"p{number}",)))
+        await write(
+            store, scope, put(f"k{number % 50}", {"n": number}), put("new", {}, path=(f"p{number}",), vectors=VECTORS)
+        )
         await write(store, scope, delete("new", path=(f"p{number - 1}",)))
 
     job = await rotated(store, scope, meanwhile)
@@ -148,7 +155,7 @@ async def test_a_put_at_the_same_moment_wins_over_sealing_again(store, scope, ad
     await write(store, scope, put("a", {"n": 2}))
     gate.opened.set()
     batch = await sealing
-    assert (batch.done, batch.position) == (0, ItemPosition(key_id=None))
+    assert (batch.done, batch.position) == (0, ItemPosition("vectors"))
     assert await values(store, scope, "a") == [encode_msgpack({"n": 2})]
     assert (await rows(admin, scope, "items"))[0]["revision"] > old[0]["revision"]
     assert (await store.verification.subject(scope)).findings == []

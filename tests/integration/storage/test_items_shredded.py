@@ -11,10 +11,9 @@ from storage.key_lifecycle import shred as shredding
 from storage.scope import Scope, TenantScope
 from tests.support.archive_rows import opened
 from tests.support.features import switch_on
-from tests.support.item_rows import SHARE, found, get, paths, put, rows, write
+from tests.support.item_rows import SHARE, TABLES, VECTORS, found, get, paths, put, rows, write
 
 ACTOR = "api-key:test"
-TABLES = ("items", "item_paths", "item_scopes")
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +45,15 @@ async def test_a_shred_removes_items_a_page_at_a_time_and_nobody_elses(store, sc
     stays = Scope(scope.tenant_id, "stays")
     number = 2 * shredding._ITEMS_PAGE + 1
     for start in range(0, number, 100):
-        writes = [put(f"k{each}", {}, path=(str(each % 7),)) for each in range(start, min(start + 100, number))]
+        writes = [
+            put(f"k{each}", {}, path=(str(each % 7),), vectors=VECTORS)
+            for each in range(start, min(start + 100, number))
+        ]
         await write(store, scope, *writes)
-    await write(store, scope, put("a", {}), share=SHARE)
-    await write(store, stays, put("a", {}))
+    await write(store, scope, put("a", {}, vectors=VECTORS), share=SHARE)
+    await write(store, stays, put("a", {}, vectors=VECTORS))
     job = await shredded(store, scope)
-    assert (job.state, job.done) == ("done", number + 1)
+    assert (job.state, job.done) == ("done", 2 * (number + 1))
     for table in TABLES:
         assert await rows(admin, scope, table) == []
         assert len(await rows(admin, stays, table)) == 1

@@ -14,11 +14,10 @@ from storage.verification.jobs import TenantReport
 from storage.verification.threads import Verification
 from tests.support.archive_rows import opened
 from tests.support.features import switch_on
-from tests.support.item_rows import SHARE, delete, end, get, put, restore, rows, write
+from tests.support.item_rows import SHARE, TABLES, VECTORS, delete, end, get, put, restore, rows, write
 from tests.support.states import save
 
 OTHER = ("memories", "bob")
-TABLES = ("item_scopes", "item_paths", "items")
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +29,11 @@ async def store(database, root_key):
 
 @pytest.fixture
 async def filled(store, scope):
-    """A subject with three items in one path and two in another, one of which ends."""
-    await write(store, scope, *(put(f"k{number}", {"n": number}) for number in range(3)))
-    await write(store, scope, put("k0", {"n": 0}, path=OTHER), put("k1", {"n": 1}, path=OTHER, ttl_seconds=3600))
+    """A subject with three items in one path and two in another, one of which ends; one of each has vectors."""
+    others = [put(f"k{number}", {"n": number}) for number in (1, 2)]
+    await write(store, scope, put("k0", {"n": 0}, vectors=VECTORS), *others)
+    ends = put("k1", {"n": 1}, path=OTHER, ttl_seconds=3600, vectors=VECTORS)
+    await write(store, scope, put("k0", {"n": 0}, path=OTHER), ends)
     return scope
 
 
@@ -66,13 +67,14 @@ def edit(column, change):
     return tamper
 
 
-def swap(column, *, same_path=False):
-    """An exchange of a column between two rows: of one path, or of two."""
+def swap(*columns, same_path=False):
+    """An exchange of columns between two rows: of one path, or of two."""
 
     def tamper(stored):
         first = stored[0]
         second = next(each for each in stored[1:] if (each["path_id"] == first["path_id"]) is same_path)
-        first[column], second[column] = second[column], first[column]
+        for column in columns:
+            first[column], second[column] = second[column], first[column]
         return stored
 
     return tamper
@@ -108,7 +110,9 @@ TAMPERINGS = {
     "an edited member": ("items", edit("member", lambda member: bytes(len(member))), ["item", "items"]),
     "a shorter life": ("items", lives(-60), ["item"]),
     "a longer life": ("items", lives(86_400), ["item"]),
-    "an item swapped with one of another key": ("items", swap("key_id", same_path=True), ["item", "item", "items"]),
+    "an item swapped with one of another key": (
+        "items", swap("key_id", "indexed", same_path=True), ["item", "item", "items"],
+    ),
     "contents swapped between keys": ("items", swap("envelope", same_path=True), ["item", "item"]),
     "contents swapped between paths": ("items", swap("envelope"), ["item", "item"]),
     "a removed item": ("items", removed, ["items"]),
@@ -120,6 +124,21 @@ TAMPERINGS = {
     "an edited sequence of a path": ("item_paths", edit("sequence", lambda number: number + 1), ["item-path"]),
     "a path told to be under a share": (
         "item_paths", edit("share_check", lambda _: bytes(16)), ["item-paths", "item-path"],
+    ),
+    "edited vectors": ("item_vectors", edit("envelope", flipped), ["item-vector"]),
+    "an edited member of vectors": (
+        "item_vectors", edit("member", lambda member: bytes(len(member))), ["item-vector", "item-vectors"],
+    ),
+    "an edited revision of vectors": (
+        "item_vectors", edit("revision", lambda number: number + 1), ["item-vector", "item-vectors"],
+    ),
+    "an edited sequence of vectors": (
+        "item_vectors", edit("sequence", lambda number: number + 1), ["item-vector", "item-vectors"],
+    ),
+    "vectors swapped between paths": ("item_vectors", swap("envelope"), ["item-vector", "item-vector"]),
+    "removed vectors": ("item_vectors", removed, ["item-vectors"]),
+    "vectors that their item is not told of": (
+        "items", lambda stored: [{**row, "indexed": False} for row in stored], ["item-vectors", "item-vectors"],
     ),
     "an edited sequence of the subject": ("item_scopes", edit("sequence", lambda number: number + 1), ["item-scope"]),
     "an edited seal of the subject": ("item_scopes", edit("seal", flipped), ["item-scope"]),
@@ -173,7 +192,8 @@ async def test_a_path_that_was_removed_with_all_that_is_in_it_is_found(store, fi
 
 
 async def test_under_a_share_what_is_missing_is_found_without_it(store, scope, admin):
-    await write(store, scope, put("a", {"n": 1}), put("b", {"n": 2}), put("c", {}, path=OTHER), share=SHARE)
+    await write(store, scope, put("a", {"n": 1}, vectors=VECTORS), put("b", {"n": 2}), share=SHARE)
+    await write(store, scope, put("c", {}, path=OTHER, vectors=VECTORS), share=SHARE)
     before = {table: await rows(admin, scope, table) for table in TABLES}
     report = await store.verification.subject(scope)
     assert (report.items_opened, report.items_skipped, report.findings) == (0, 3, [])
@@ -183,10 +203,17 @@ async def test_under_a_share_what_is_missing_is_found_without_it(store, scope, a
         ("items", moved_to_another_path, ["items", "items"]),
         ("item_paths", removed, ["item-path", "item-paths"]),
         ("item_paths", edit("sequence", lambda number: number + 1), ["item-path"]),
-        ("item_paths", edit("share_check", lambda _: None), ["item", "item-labels", "item-path", "item-paths"]),
+        (
+            "item_paths",
+            edit("share_check", lambda _: None),
+            ["item", "item-labels", "item-path", "item-paths", "item-vector"],
+        ),
+        ("item_vectors", removed, ["item-vectors"]),
+        ("item_vectors", edit("sequence", lambda number: number + 1), ["item-vectors"]),
         # What only its client opens, it alone can prove.
         ("items", edit("envelope", flipped), []),
         ("item_paths", edit("labels", flipped), []),
+        ("item_vectors", edit("envelope", flipped), []),
     ]:
         await restore(admin, scope, table, tamper([dict(row) for row in before[table]]))
         assert sorted({*await codes(store, scope)}) == sorted({*expected}), (table, expected)
