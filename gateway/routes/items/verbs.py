@@ -197,7 +197,7 @@ async def delete_item(call: Call[Scope], path: str, key: str) -> Answer:
     body=searches.ItemSearch,
     returns=searches.ItemPage,
     headers=_SHARE,
-    problems=_READING,
+    problems=(*_READING, "item-index-too-large"),
 )
 async def search_items(call: Call[Scope]) -> Answer:
     request, name, _ = await call.exchange.body(searches.ItemSearch)
@@ -233,7 +233,7 @@ async def list_item_paths(call: Call[Scope]) -> Answer:
     body=batches.ItemBatch,
     returns=batches.ItemBatchResults,
     headers=("Idempotency-Key", *_SHARE),
-    problems=_WRITING,
+    problems=(*_WRITING, "item-index-too-large", "item-not-found"),
 )
 async def run_item_batch(call: Call[Scope]) -> Answer:
     exchange = call.exchange
