@@ -21,6 +21,8 @@ from stateroom._items.shapes import (
     Near,
 )
 from stateroom._protocol.core import Answer, Timeouts, encode_id
+from stateroom._resuming.context import Change, ResumeContext
+from stateroom._resuming.state import AgentState, Fact
 from stateroom._threads.async_thread import AsyncThread
 from stateroom._threads.thread import Thread
 from stateroom._threads.trajectories import (
@@ -136,6 +138,7 @@ from stateroom.types import (
 
 __all__ = [
     "SHARED",
+    "AgentState",
     "Answer",
     "ArchiveUnavailable",
     "Artifact",
@@ -153,6 +156,7 @@ __all__ = [
     "AsyncWorkspace",
     "BodyTooLarge",
     "Busy",
+    "Change",
     "ChannelUnchangedUnknown",
     "CheckpointExists",
     "CheckpointInfo",
@@ -168,6 +172,7 @@ __all__ = [
     "DeltaChainNeeded",
     "DigestMismatch",
     "Disposition",
+    "Fact",
     "Fault",
     "FileTokenStore",
     "GatewayUnavailable",
@@ -217,6 +222,7 @@ __all__ = [
     "RangeNotSatisfiable",
     "RemovalReceipt",
     "RestoreNeeded",
+    "ResumeContext",
     "RollbackDetected",
     "SaveReceipt",
     "SegmentsRestoring",

@@ -90,6 +90,8 @@ class CheckpointOptions(TypedDict, total=False):
         run_id: The run that makes it.
         source: What made it.
         checkpoint_id: An id of the caller's own; minted by the gateway when left out.
+        items: Items to put in the same transaction (``ItemWrite``): all of them and the checkpoint, or nothing. One
+            whose condition does not hold refuses the save.
         previews: What large values are, by their paths in the state (JSON pointers, such as ``/page/html``): a
             ``Preview``, or only its data. What is said of a value is remembered, and said again with later saves of it.
     """
@@ -102,6 +104,7 @@ class CheckpointOptions(TypedDict, total=False):
     run_id: str | None
     source: str | None
     checkpoint_id: str | None
+    items: Sequence[Any]
     previews: Mapping[str, Preview | bytes | str] | None
 
 

@@ -92,6 +92,7 @@ class SaveRequest(Struct, kw_only=True, omit_defaults=True):
     fork: bool = False
     state_holes: dict[str, list[int]] = {}
     state_leaves: dict[str, list[Leaf]] = {}
+    items: list[Any] = []
 
 
 class WriteIn(Struct, kw_only=True, omit_defaults=True):

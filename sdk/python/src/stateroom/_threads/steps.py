@@ -7,10 +7,13 @@ each, a race between them is then reported as ``HeadMoved``.
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Generic, TypedDict
 
+import msgspec
 from msgspec import UNSET
 
+from stateroom._items.shapes import ItemVectors
 from stateroom._protocol import calls
 from stateroom._protocol.core import Call, Pinned, Steps
 from stateroom._protocol.wire import (
@@ -26,6 +29,9 @@ from stateroom._protocol.wire import (
 )
 from stateroom._remembered.leaf_notes import large_values, notes_by_channel
 from stateroom._remembered.pieces import PieceCache, receiving_state, sending_state
+from stateroom._resuming.context import ResumeContext
+from stateroom._resuming.gathering import ContextWanted, gather
+from stateroom._resuming.state import Fact, remembered
 from stateroom._threads.long_lists import asked_about, is_due
 from stateroom._threads.plain import from_plain, result_type, state_from_plain, state_to_plain, to_plain
 from stateroom._threads.trajectories import Lines
@@ -37,6 +43,7 @@ from stateroom.types import (
     LargeValue,
     LongList,
     ResolveArtifacts,
+    SaveOptions,
     SaveReceipt,
     StateT,
     Status,
@@ -225,6 +232,7 @@ class ThreadSteps(Generic[StateT]):
             metadata=to_plain(dict(metadata)) if metadata else {},
             state_schema=state_schema,
             state_version=state_version,
+            items=[*options.get("items", ())],
         )
 
     def _make_strict(self) -> Steps[None]:
@@ -319,6 +327,19 @@ class ThreadSteps(Generic[StateT]):
         all_lists = is_due(self._step, every)
         long, self._long = self._long, ()
         return asked_about(long, state_to_plain(state), all_lists=all_lists) if long or all_lists else []
+
+    def _resume_context(self, pinned: Pinned, wanted: ContextWanted) -> Steps[ResumeContext]:
+        head = yield from self._load(pinned)
+        plain = {} if head is None else state_to_plain(head.state)
+        return (yield from gather(self.thread_id, head, plain, wanted))
+
+    def _completing(
+        self, state: StateT, options: SaveOptions, vectors: Mapping[str, ItemVectors], now: datetime
+    ) -> SaveOptions:
+        """The options of the save that completes a thread: it is done, and facts to keep become items."""
+        facts = msgspec.convert(state_to_plain(state).get("facts") or [], list[Fact], strict=False)
+        items = remembered(facts, self.thread_id, self.agent, [*vectors.items()], now)
+        return {"status": "done", **options, "items": [*options.get("items", ()), *items]}
 
     def _follow(self, receipt: SaveReceipt) -> None:
         self._long = receipt.needs_compaction

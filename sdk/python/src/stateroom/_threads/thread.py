@@ -6,16 +6,20 @@ client what is sent and sent again. A ``Thread`` object belongs to one thread at
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
 
 from stateroom._artifacts.ranges import Carrier
 from stateroom._io.blocking import finished
+from stateroom._items.shapes import ItemVectors, Near
 from stateroom._options import refuse_unknown
 from stateroom._protocol import calls
 from stateroom._protocol.core import Call, Pinned
 from stateroom._protocol.wire import ParentRequest
 from stateroom._remembered.pieces import PieceCache
+from stateroom._resuming.context import ResumeContext
+from stateroom._resuming.gathering import ContextWanted
 from stateroom._threads.fixtures import Fixture, fixture_lines, loading
 from stateroom._threads.intents import intent_of
 from stateroom._threads.steps import ThreadOptions, ThreadSteps
@@ -131,6 +135,50 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
         request = self._save_request(options, options.get("state_schema"), options.get("state_version"))
         pinned = self._client.pin()
         return self._client.drive(self._save(pinned, state, request, options), pinned)
+
+    def complete(
+        self, state: StateT, *, vectors: Mapping[str, ItemVectors] | None = None, **options: Unpack[SaveOptions]
+    ) -> SaveReceipt:
+        """Save a last checkpoint, and what it learned: facts that say ``keep`` become items with it, or neither.
+
+        Args:
+            state: The whole state; its ``facts`` are ``Fact`` or mappings with the same members.
+            vectors: By the names of facts, vectors by which they are found by what they mean.
+            options: What ``SaveOptions`` lists; the status is ``done`` when left out.
+
+        Raises:
+            ItemMoved: A fact was remembered at another revision than the state believes: somebody else changed it.
+                Nothing was saved; ``resume_context`` says what is different.
+            StateroomError: As ``save``.
+        """
+        refuse_unknown("complete", options, SaveOptions)
+        return self.save(state, **self._completing(state, options, vectors or {}, datetime.now(UTC)))
+
+    def resume_context(
+        self,
+        *,
+        messages: int = 20,
+        items: int = 10,
+        paths: Iterable[Sequence[str]] = (),
+        near: Near | None = None,
+    ) -> ResumeContext:
+        """What an agent needs to go on, and what happened while it was away.
+
+        The state's members ``goal``, ``plan``, ``done``, ``facts``, ``summary`` and ``messages`` are told as far as it
+        has them (``AgentState`` has all). Facts that were remembered are compared with the items that they came from.
+
+        Args:
+            messages: How many of the newest messages.
+            items: How many items.
+            paths: The beginnings of the paths whose items matter; left out: those that the facts are under.
+            near: The vector that items are to be near to; left out: the last changed matter.
+
+        Returns:
+            A bounded account; ``text()`` is the same for a model.
+        """
+        wanted = ContextWanted(messages=messages, items=items, paths=tuple(map(tuple, paths)), near=near)
+        pinned = self._client.pin()
+        return self._client.drive(self._resume_context(pinned, wanted), pinned)
 
     def patch(
         self,
