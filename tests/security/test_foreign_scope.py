@@ -17,7 +17,7 @@ from gateway.authentication.api_keys import SUBJECT_PERMISSIONS, tenant_permissi
 from gateway.embedded.postgres import EmbeddedPostgres
 from gateway.embedded.s3 import EmbeddedS3
 from gateway.problems import PathUnknown
-from storage.control.features import ADOPTIONS, LINKS, READABLE_EXPORTS, SAVE_POLICIES
+from storage.control.features import ADOPTIONS, ITEMS, LINKS, READABLE_EXPORTS, SAVE_POLICIES
 from tests.support.features import finish_upgrade
 from tests.support.gateway import Tenant
 from tests.support.operations import (
@@ -33,11 +33,13 @@ from tests.support.operations import (
     Thread,
     assert_problem,
     has_files,
+    has_items,
     key_id,
     path_of,
     register_schema,
     request_of,
     save_files,
+    save_item,
     save_thread,
 )
 from tests.support.production import Deployment, Launcher, ProductionGateway, serving
@@ -48,6 +50,12 @@ EVERY = tenant_permissions(may_export=True)
 # What a stranger gets who sends the owner's very request in a scope of his own, where nothing is.
 ALONE: dict[str, int] = {
     "get_usage": 200,
+    "put_item": 201,
+    "get_item": 404,
+    "delete_item": 404,
+    "search_items": 200,
+    "list_item_paths": 200,
+    "run_item_batch": 200,
     "list_threads": 200,
     "get_thread": 404,
     "get_thread_retention": 404,
@@ -230,7 +238,7 @@ async def world(own_gateway: ProductionGateway, launcher: Launcher, database_dsn
     environ = {"PATH": os.environ["PATH"], **deployment.environ}
 
     # What is done only once an upgrade was finished must keep to its tenant, too.
-    await finish_upgrade(deployment, ADOPTIONS, READABLE_EXPORTS, SAVE_POLICIES, LINKS)
+    await finish_upgrade(deployment, ADOPTIONS, READABLE_EXPORTS, SAVE_POLICIES, LINKS, ITEMS)
 
     def operator_key(*options: str) -> str:
         made = launcher.run(environ, "init", "--another", "--json", *options)
@@ -304,6 +312,8 @@ def _seen(owner: httpx.Client, thread: Thread) -> list[bytes]:
             f"/v1/artifacts/{thread.artifact_id}/content",
             f"/v1/uploads/{thread.upload_id}",
         ]
+    if thread.path != Thread._field_defaults["path"]:
+        paths.append(f"/v1/items/{thread.path}/{thread.key}")
     answers = [owner.get(path) for path in paths]
     assert all(answer.status_code == 200 for answer in answers)
     return [answer.content for answer in answers]
@@ -331,6 +341,8 @@ def _thread_to_reach_for(owner: httpx.Client, declared: Declared) -> Target:
     twin, thread = save_thread(owner), save_thread(owner)
     if has_files(declared):
         twin, thread = save_files(owner, twin), save_files(owner, thread)
+    if has_items(declared):
+        twin, thread = save_item(owner, twin), save_item(owner, thread)
     if declared.name in {"get_job", "cancel_job"}:
         begun = owner.post(f"/v1/threads/{save_thread(owner).thread_id}/archive")
         assert begun.status_code == 202, begun.text

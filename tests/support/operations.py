@@ -35,7 +35,7 @@ _PARAMETER = re.compile(r"\{(\w+)\}")
 # What requests name, in their paths, queries and bodies.
 NAMED = (
     "thread_id", "checkpoint_id", "task_id", "run_id", "key_id", "tenant_id", "subject_id", "job_id", "artifact_id",
-    "upload_id", "part_number", "piece", "state_schema", "state_version",
+    "upload_id", "part_number", "piece", "state_schema", "state_version", "path", "key",
 )  # fmt: skip
 NO_ID = str(UUID(int=0))
 
@@ -93,6 +93,8 @@ class Thread(NamedTuple):
     part_number: str = "0"
     piece: str = "AQAAAAAAAAAAAAAAAAAAAAA"
     job_id: str = NO_ID
+    path: str = "memories"
+    key: str = "seat"
 
 
 def leaf(text: str) -> dict[str, str]:
@@ -103,6 +105,19 @@ def leaf(text: str) -> dict[str, str]:
 def has_files(declared: "Declared") -> bool:
     """Whether an operation works on artifacts or uploads, so that `save_files` is needed first."""
     return declared.name == "list_artifacts" or bool({"artifact_id", "upload_id"} & {*declared.parameters})
+
+
+def has_items(declared: "Declared") -> bool:
+    """Whether an operation works on items, so that `save_item` is needed first."""
+    return declared.path.startswith("/v1/items")
+
+
+def save_item(client: httpx.Client, thread: Thread) -> Thread:
+    """Put an item with a canary in it, under a path of its own."""
+    thread = thread._replace(path=f"memories-{uuid4()}")
+    put = client.put(f"/v1/items/{thread.path}/{thread.key}", json={"value": {"note": CANARY}})
+    assert put.status_code == 201, put.text
+    return thread
 
 
 def save_files(client: httpx.Client, thread: Thread) -> Thread:
@@ -155,11 +170,21 @@ def save_thread(client: httpx.Client) -> Thread:
 
 def request_of(declared: Declared, thread: Thread | None = None, **named: str) -> Request:
     """A valid request of an operation, on ``thread`` or on what is ``named``."""
-    values = {"state_schema": "s", "state_version": "1", **(thread._asdict() if thread else {}), **named}
+    nobody = {"state_schema": "s", "state_version": "1", "path": "memories", "key": "seat"}
+    values = {**nobody, **(thread._asdict() if thread else {}), **named}
     bodies: dict[str, Any] = {
         "save_checkpoint": lambda: {"state": {"note": "other"}},
         "put_writes": lambda: {"writes": [{"channel": "note", "idx": 7, "value": "other"}]},
         "update_thread": lambda: {"strict": True},
+        "put_item": lambda: {"value": {"note": "other"}, "ttl_seconds": 3600},
+        "search_items": lambda: {"prefix": [], "filter": {"note": {"$ne": ""}}, "limit": 10},
+        "list_item_paths": lambda: {"suffix": ["*"], "max_depth": 2},
+        "run_item_batch": lambda: {
+            "gets": [{"path": [values["path"]], "key": values["key"]}],
+            "writes": [{"path": [values["path"]], "key": values["key"], "value": {"note": "other"}}],
+            "searches": [{"prefix": [values["path"]]}],
+            "paths": [{"prefix": [values["path"]]}],
+        },
         "put_piece": lambda: leaf("other" * 20),
         "compact_thread": lambda: {"channel": "long", "keep_last": 2, "summary": "other", "namespace": "beside"},
         "link_thread": lambda: {"thread_id": f"parent-{uuid4()}"},
@@ -220,6 +245,7 @@ def path_of(declared: Declared) -> str:
     nobody = {"thread_id": "t", "checkpoint_id": "c", "task_id": "w", "key_id": "k", "subject_id": "s"}
     nobody |= {"tenant_id": str(uuid4()), "job_id": str(uuid4()), "artifact_id": NO_ID, "upload_id": NO_ID}
     nobody |= {"part_number": "0", "token": "t", "piece": "p", "state_schema": "s", "state_version": "1"}
+    nobody |= {"path": "p", "key": "k"}
     return _PARAMETER.sub(lambda found: nobody[found[1]], declared.path)
 
 
