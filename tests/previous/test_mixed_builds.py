@@ -29,6 +29,7 @@ from tests.support.operations import (
     AUTHENTICATED,
     CANARY,
     DECLARED,
+    ITEM,
     OF_SUBJECTS,
     RECIPIENT,
     Declared,
@@ -52,10 +53,17 @@ AFTER_FINISHING = {
     "adopt_state": "feature-off",
     "put_save_policy": "feature-off",
     "link_thread": "feature-off",
+    "put_item": "feature-off",
+    "delete_item": "feature-off",
+    "run_item_batch": "feature-off",
     "export_trajectory": "permission-denied",  # no key may have its permission, which the earlier build cannot list
 }
-# Refused of what is sound.
-REFUSED = {"supersede_job": "job-not-damaged", "supersede_deployment_job": "job-not-damaged"}
+# Refused of what is sound, or of what nobody can have stored before the upgrade is finished.
+REFUSED = {
+    "supersede_job": "job-not-damaged",
+    "supersede_deployment_job": "job-not-damaged",
+    "get_item": "item-not-found",
+}
 BREAK_GLASS = {"decrypt"}
 # What the build that made a thread says of it after the other one's verb, where that is not 200. It remembers for some
 # seconds whose key it was.
@@ -793,7 +801,9 @@ class Kind(NamedTuple):
     by: tuple[str, ...] = (OLD, NEW)
 
 
-WRITTEN_AFTER_FINISHING = ("deployment_features", "save_policies", "state_adoptions")
+WRITTEN_AFTER_FINISHING = (
+    "deployment_features", "save_policies", "state_adoptions", "items", "item_paths", "item_scopes", "item_vectors",
+)  # fmt: skip
 # A table of the database that is not here fails the test below.
 KINDS = {
     "deployment": Kind(None, ()),  # made with the deployment, and read by both when they start
@@ -868,13 +878,14 @@ async def test_the_upgrade_is_finished_only_without_the_earlier_build(both: Any,
 
     with client_of(new, None, service_key) as service, client_of(new, subject, unsealed) as at_new:
         until = time.monotonic() + 2 * LEAD_SECONDS
-        for name in ("adopt_state", "put_save_policy", "link_thread"):
+        for name in ("adopt_state", "put_save_policy", "link_thread", "put_item"):
             waiting = request_of(DECLARED[name], state_schema=schema, thread_id="t-linked")
             asking = at_new if name in OF_SUBJECTS else service
             while (answer := waiting.send(asking)).status_code == 409:
                 assert time.monotonic() < until, answer.text
                 await asyncio.sleep(0.2)
             ok(answer)
+        _items_of_a_subject_that_the_earlier_build_made(at_new)
         _export_after_recovery(new, ok(service.get("/v1/whoami"))["tenant_id"], subject, thread)
         with new.working():
             await asyncio.to_thread(ended, service, job_id)
@@ -886,6 +897,17 @@ async def test_the_upgrade_is_finished_only_without_the_earlier_build(both: Any,
     assert new.serving.integrity_failures() == 0
     found = await writers(admin)
     assert all(NEW in found[name] for name in WRITTEN_AFTER_FINISHING)
+
+
+def _items_of_a_subject_that_the_earlier_build_made(client: httpx.Client) -> None:
+    """They stand under keys that the earlier build made, and are found, and go."""
+    (kept,) = ok(client.post("/v1/items:search", json={}))["items"]
+    assert (kept["path"], kept["key"], kept["value"]) == ([ITEM["path"]], ITEM["key"], {"note": "other"})
+    vectors = [{"model": "m", "vectors": [[0.25] * 8]}]
+    for name in ("get_item", "run_item_batch", "delete_item"):
+        ok(request_of(DECLARED[name]).send(client))
+    ok(client.put("/v1/items/others/other", json={"value": {"note": "again"}, "vectors": vectors}))
+    assert ok(client.post("/v1/items:paths", json={}))["paths"] == [["others"]]
 
 
 def _export_after_recovery(build: Any, tenant_id: str, subject: str, thread: Thread) -> None:

@@ -64,6 +64,10 @@ AUTHENTICATED = {name: one for name, one in DECLARED.items() if not one.operatio
 OF_SUBJECTS = {name: one for name, one in AUTHENTICATED.items() if one.operation.subject}
 
 
+# Where an item is that requests are about.
+ITEM = {"path": "memories", "key": "seat"}
+
+
 class Request(NamedTuple):
     """What to send."""
 
@@ -170,8 +174,7 @@ def save_thread(client: httpx.Client) -> Thread:
 
 def request_of(declared: Declared, thread: Thread | None = None, **named: str) -> Request:
     """A valid request of an operation, on ``thread`` or on what is ``named``."""
-    nobody = {"state_schema": "s", "state_version": "1", "path": "memories", "key": "seat"}
-    values = {**nobody, **(thread._asdict() if thread else {}), **named}
+    values = {"state_schema": "s", "state_version": "1", **ITEM, **(thread._asdict() if thread else {}), **named}
     bodies: dict[str, Any] = {
         "save_checkpoint": lambda: {"state": {"note": "other"}},
         "put_writes": lambda: {"writes": [{"channel": "note", "idx": 7, "value": "other"}]},
