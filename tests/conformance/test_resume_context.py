@@ -1,10 +1,14 @@
 """A resumed agent is told what it wanted and knew, and what happened while it was away."""
 
+import re
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from stateroom import AgentState, AsyncClient, Client, Fact, ItemMoved, ItemVectors, Near, SaveReceipt
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -130,3 +134,15 @@ def test_the_blocking_client_does_the_same(gateway_env, subject, thread_id):
         thread.complete(state(facts=[Fact(text="Ada is vegan", key="diet", keep=True)]))
         context = thread.resume_context()
         assert (context.status, [each.key for each in client.items.search(("facts",))]) == ("done", ["diet"])
+
+
+def test_the_page_runs_from_its_beginning_to_its_end(gateway_env, subject, monkeypatch, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "resuming.md").read_text(), re.DOTALL)
+    assert len(blocks) == 4
+    monkeypatch.setenv("STATEROOM_URL", gateway_env.url)
+    monkeypatch.setenv("STATEROOM_API_KEY", gateway_env.api_key)
+    program = "\n".join(blocks).replace("user-42", subject)
+    exec(compile(program, "resuming.md", "exec"), {"__name__": "page"})  # noqa: S102
+    told = capsys.readouterr().out
+    assert "Ada is vegan - Ada\nchanged - Ada is vegan -> Ada eats fish now\n" in told
+    assert "you believed: Ada is vegan; now it is: Ada eats fish now" in told
