@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -142,7 +143,9 @@ def test_the_page_runs_from_its_beginning_to_its_end(gateway_env, subject, monke
     monkeypatch.setenv("STATEROOM_URL", gateway_env.url)
     monkeypatch.setenv("STATEROOM_API_KEY", gateway_env.api_key)
     program = "\n".join(blocks).replace("user-42", subject)
-    exec(compile(program, "resuming.md", "exec"), {"__name__": "page"})  # noqa: S102
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(program, "resuming.md", "exec"), names)  # noqa: S102
+    names["client"].close()
     told = capsys.readouterr().out
     assert "Ada is vegan - Ada\nchanged - Ada is vegan -> Ada eats fish now\n" in told
     assert "you believed: Ada is vegan; now it is: Ada eats fish now" in told
