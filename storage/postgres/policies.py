@@ -39,7 +39,7 @@ _SUBJECT_TABLES = (
 )
 _TENANT_TABLES = (
     "accepted_losses api_key_seals api_keys audit_heads audit_log blob_usage jobs retention retention_rounds"
-    " row_usage save_policies state_adoptions state_schemas tenant_keys unbound_imports"
+    " row_usage save_policies state_adoptions state_schemas tenant_keys unbound_imports vector_policies"
 )
 _TABLES: dict[str, str] = {
     "subject_rows": _SUBJECT_TABLES,

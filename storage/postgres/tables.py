@@ -544,6 +544,16 @@ _tenant_table(
 )
 
 _tenant_table(
+    "vector_policies",
+    "",
+    *_columns(Text, "vectors", "accepted"),
+    *_columns(Boolean, "complete"),
+    *_columns(MOMENT, "updated_at"),
+    *_columns(LargeBinary, "mac"),
+    *_columns(SmallInteger, "mac_format", nullable=True),
+)
+
+_tenant_table(
     "retention",
     "level target",
     *_columns(Text, "level"),
