@@ -163,6 +163,14 @@ class ItemIndexTooLarge(Conflict):
         self.limit = "ITEM_INDEX_BYTES_MAX"
 
 
+class ClearVectorsUnavailable(Conflict):
+    """The tenant's policy says that vectors are in clear, but no operator made the table for them, or removed it."""
+
+
+class LeakageNotAccepted(StorageError):
+    """A tenant asked for vectors in clear without accepting what that leaks."""
+
+
 class LegalHold(Conflict):
     """A legal hold keeps this: nothing of it can be removed before the hold is lifted. Nothing was changed."""
 

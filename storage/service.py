@@ -29,6 +29,8 @@ from storage.checkpoints.compacting import Compacting
 from storage.checkpoints.single_pieces import Pieces
 from storage.checkpoints.states import States
 from storage.checkpoints.verbs import Checkpoints
+from storage.clear_vectors.filling import Filling
+from storage.clear_vectors.policies import CLEAR_KIND, SEAL_KIND, VectorPolicies
 from storage.clock import Clock, SystemClock
 from storage.collection.accepted_losses import AcceptedLosses
 from storage.collection.fsck import Fsck
@@ -215,6 +217,7 @@ class Store:
         self.trajectories = Trajectories(self.unit_of_work, self.audit)
         self.transfer_keys = TransferKeys(deployment)
         self.save_policies = SavePolicies(self.unit_of_work, self.audit, self.control)
+        self.vector_policies = VectorPolicies(self.unit_of_work, self.audit, self.control, self.jobs)
         transferring = TransferParts(
             access=access,
             artifacts=ArtifactRows(access, self.ledger, blobs, self.blob_writer, self.blob_reader),
@@ -250,13 +253,14 @@ class Store:
                 self.control,
                 (
                     self.state_schemas.rows, self.adoptions.rows, self.save_policies.rows, every_policy,
-                    self.jobs.rows, losses.rows,
+                    self.jobs.rows, losses.rows, self.vector_policies.rows,
                 ),
             ),
         )  # fmt: skip
         self.job_cancelling = JobCancelling(self.unit_of_work, self.control, self.jobs, self.audit)
         self.control_repair = ControlRepair(self.unit_of_work, self.control, self.jobs, self.state_schemas, self.audit)
         self.rewriting = Rewriting(access, objects, self.archive_writer, self.audit)
+        filling = Filling(access, self.vector_policies, self.audit, OlderTransactions(self.unit_of_work))
         resealing = Reseal(access, of_keys, self.rewriting, options.reseal_pause_ratio)
         self.runner = Runner(
             self.jobs,
@@ -276,6 +280,8 @@ class Store:
                 IMPORT_KIND: abandoned,
                 ARCHIVE_KIND: self.archives.perform_archive,
                 RESTORE_KIND: self.archives.perform_restore,
+                CLEAR_KIND: filling.perform,
+                SEAL_KIND: filling.perform,
             },
             observer,
         )

@@ -24,6 +24,7 @@ from storage.administration.rounds import POLL_SECONDS, TENANTS_MAX, LeaseLostEr
 from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import UnitOfWork
 from storage.scope import OperatorScope, Scope, TenantScope
+from storage.statements.rules.vector_policies import EXTENSION_SCHEMA
 from storage.statements.threads import row_usage as sql
 
 R = TypeVar("R")
@@ -188,12 +189,14 @@ class _Count:
         self._lease = lease
         self._renewed = time.monotonic()
         self._page_rows = page_rows
+        self._in_clear: str | None = None
         self.bytes = 0
         self.work_seconds = 0.0
 
     async def run(self) -> None:
         """Count all subjects."""
         after = ""
+        (self._in_clear,) = await self._read(self._tenant, EXTENSION_SCHEMA) or (None,)
         while True:
             subject_ids = await self._read(self._tenant, sql.SUBJECTS_AFTER, after=after, page_rows=_SUBJECTS_PAGE)
             for subject_id in subject_ids:
@@ -218,6 +221,19 @@ class _Count:
                 self.bytes += table.bytes
             else:
                 await self._table(scope, table.name)
+        if self._in_clear is not None:
+            await self._clear_vectors(scope)
+
+    async def _clear_vectors(self, scope: Scope) -> None:
+        """Count a table that an operator made."""
+        pages = await self._read(scope, sql.ClearVectors.FIRST_PAGE, page_rows=self._page_rows)
+        while pages:
+            page = pages[0]
+            self.bytes += page.bytes
+            if page.rows < self._page_rows:
+                return
+            after = sql.after_clear_vectors(page)
+            pages = await self._read(scope, sql.ClearVectors.NEXT_PAGE, page_rows=self._page_rows, **after)
 
     async def _table(self, scope: Scope, name: str) -> None:
         """Count a table of which a subject has more than a page."""

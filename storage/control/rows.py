@@ -1,10 +1,10 @@
 """Control rows: proof that what steers the gateway was written by a gateway.
 
-A row that decides what is done to state (a version of a state schema, an adoption, a save policy, a retention policy
-with its hold, a job) carries a MAC over its identity and all columns that mean something. Code that acts on it or shows
-it checks that first, so that a row written or edited outside of the gateway converts nothing, removes nothing and
-starts nothing. The key is one of the deployment, not of a tenant: the operators' jobs belong to no tenant, and a shred
-goes on when the tenant has no keys.
+A row that decides what is done to state (a version of a state schema, an adoption, a save policy, a vector policy, a
+retention policy with its hold, a job) carries a MAC over its identity and all columns that mean something. Code that
+acts on it or shows it checks that first, so that a row written or edited outside of the gateway converts nothing,
+removes nothing and starts nothing. The key is one of the deployment, not of a tenant: the operators' jobs belong to no
+tenant, and a shred goes on when the tenant has no keys.
 
 Owns what is under the MACs, and in which format rows are written. It does not notice a row that was deleted, nor an
 older authentic one of the same identity that was put back.
@@ -52,6 +52,11 @@ def save_policy_row(tenant_id: UUID, agent: str, rule: SaveRule, updated_at: dat
     strict = None if rule.strict is None else int(rule.strict)
     lists = (rule.compact_elements, rule.compact_bytes)
     return Row("save-policy", tenant_id, (agent,), (strict, updated_at, *(() if lists == (None, None) else lists)))
+
+
+def vector_policy_row(tenant_id: UUID, vectors: str, accepted: str, complete: bool, updated_at: datetime) -> Row:
+    """Whether a tenant's vectors may be in clear, what it accepted that leaks, and whether all of them are."""
+    return Row("vector-policy", tenant_id, (), (vectors, accepted, int(complete), updated_at))
 
 
 def policy_row(

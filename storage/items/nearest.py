@@ -2,8 +2,9 @@
 
 Every vector of the paths that are searched is compared: nothing is missed. Slices of vectors are compared beside the
 event loop, by a kernel that lets go of the interpreter's lock; then the best are looked up in the order of their scores
-until there are as many as wanted. An item's row is the only authority: what is not there any more, is over or is at
-another revision than its vectors is no hit, and the search goes on behind it.
+until there are as many as wanted. Where the tenant has its vectors in clear (`storage.clear_vectors`), the database
+compares them, and the sealed rows of those that are found say their scores. An item's row is the only authority: what
+is not there any more, is over or is at another revision than its vectors is no hit, and the search goes on behind it.
 
 An item that is put while a search of it is under way may be missing from that search.
 """
@@ -13,11 +14,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import nlargest
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 import numkong
 
+from storage.clear_vectors import policies
+from storage.clear_vectors.rows import Nearest
 from storage.concurrency.turns import Pauses
+from storage.control.rows import ControlRows
+from storage.errors import IntegrityFailure
 from storage.format.items.vectors import Vector, model_id, open_vectors, quantized
 from storage.items import matching
 from storage.items.index import Entry, Index, Indexes, PathVectors
@@ -37,10 +42,13 @@ _RANKED_FACTOR: Final = 4
 Score = Callable[[float, float, float], float]
 
 
-async def nearest(reading: Reading, scope: Scope, indexes: Indexes, budget: Budget, wanted: ItemSearch) -> Page[Item]:
+async def nearest(
+    reading: Reading, scope: Scope, indexes: Indexes, control: ControlRows, budget: Budget, wanted: ItemSearch
+) -> Page[Item]:
     """The items whose vectors are nearest to that of a search, the best first.
 
     Raises:
+        ClearVectorsUnavailable: The tenant's vectors are in clear, and there is no table of them.
         IntegrityFailure: Vectors or an item are not as they were put.
         ItemIndexTooLarge: The subject has more vectors by this model than are searched.
     """
@@ -51,23 +59,83 @@ async def nearest(reading: Reading, scope: Scope, indexes: Indexes, budget: Budg
         return Page([], None)
     near = wanted.near
     named = model_id(reading.sealer, near.model, len(near.values))
+    if not reading.sealer.shared:
+        held = await policies.held(reading.transaction, control, scope.tenant_id)
+        if held.clear and held.required() and held.complete:
+            found = Nearest(reading.transaction, held.required(), named, [*labels], near.values, near.metric)
+            return await _Search(reading, budget, wanted, labels, named, _InClear(found)).run()
     rows = await reading.transaction.fetch_all(sql.SEQUENCES, path_ids=list(labels))
     async with indexes.using(scope, reading.sealer, named, len(near.values)) as index:
         sequences = {row.path_id: row.sequence for row in rows}
         await index.bring_up(reading.transaction, reading.sealer, named, sequences)
-        ranking = await _Ranking.of(index, list(labels), near)
+        ranking = await _Compared.of(index, list(labels), near)
         return await _Search(reading, budget, wanted, labels, named, ranking).run()
 
 
-class _Ranking:
+class _Ranking(Protocol):
+    """All vectors that are searched, of which the best are taken as far as they are needed."""
+
+    @property
+    def count(self) -> int:
+        """How many there are, once some were asked for."""
+
+    async def best(self, count: int) -> list[Entry]:
+        """The best so many, by whose they are."""
+
+    def is_newest(self, entry: Entry) -> bool:
+        """Whether nothing took the place of the vectors that an entry is of."""
+
+    def forget(self, entry: Entry) -> None:
+        """Say that the item of an entry is gone."""
+
+
+class _InClear:
+    """Those that the database compares."""
+
+    def __init__(self, nearest_in_clear: Nearest) -> None:
+        self._nearest = nearest_in_clear
+
+    @property
+    def count(self) -> int:
+        """As `_Ranking.count`."""
+        return self._nearest.count
+
+    async def best(self, count: int) -> list[Entry]:
+        """As `_Ranking.best`."""
+        hits = await self._nearest.best(count)
+        return [Entry(each.path_id, each.key_id, each.revision, each.sequence) for each in hits]
+
+    def is_newest(self, _entry: Entry) -> bool:
+        """As `_Ranking.is_newest`."""
+        return True
+
+    def forget(self, _entry: Entry) -> None:
+        """As `_Ranking.forget`."""
+
+
+class _Compared:
     """The scores of all vectors that are searched, from which the best are taken as far as they are needed."""
 
-    def __init__(self, parts: list[tuple[PathVectors, int, list[float]]]) -> None:
+    def __init__(self, index: Index, parts: list[tuple[PathVectors, int, list[float]]]) -> None:
         self._parts = parts
-        self.count = sum(len(scores) for _, _, scores in parts)
+        self._of = index.paths
+        self._count = sum(len(scores) for _, _, scores in parts)
+
+    @property
+    def count(self) -> int:
+        """As `_Ranking.count`."""
+        return self._count
+
+    def is_newest(self, entry: Entry) -> bool:
+        """As `_Ranking.is_newest`."""
+        return self._of[entry.path_id].is_newest(entry)
+
+    def forget(self, entry: Entry) -> None:
+        """As `_Ranking.forget`."""
+        self._of[entry.path_id].forget(entry)
 
     @classmethod
-    async def of(cls, index: Index, path_ids: Sequence[bytes], near: Near) -> "_Ranking":
+    async def of(cls, index: Index, path_ids: Sequence[bytes], near: Near) -> "_Compared":
         """Compare the vectors of some paths."""
         query = quantized(near.values)
         rows = max(1, SLICE_BYTES // index.dimensions)
@@ -80,10 +148,10 @@ class _Ranking:
                 dots = await _dots(vectors.codes, query.codes, start, min(start + rows, len(vectors.entries)))
                 parts.append((vectors, start, _scores(vectors, start, dots, query, near.metric)))
                 await pauses.after(8 * len(dots))
-        return cls(parts)
+        return cls(index, parts)
 
-    async def best(self, count: int) -> list[tuple[PathVectors, int]]:
-        """The best so many, each as a place in the vectors of a path."""
+    async def best(self, count: int) -> list[Entry]:
+        """As `_Ranking.best`."""
         pauses = Pauses()
         found: list[tuple[float, int, int]] = []
         for number, (_, _, scores) in enumerate(self._parts):
@@ -91,7 +159,7 @@ class _Ranking:
             found += [(scores[at], number, at) for at in best]
             await pauses.after(8 * len(scores))
         found = nlargest(count, found, key=lambda each: each[0])
-        return [(self._parts[number][0], self._parts[number][1] + at) for _, number, at in found]
+        return [self._parts[number][0].entries[self._parts[number][1] + at] for _, number, at in found]
 
 
 async def _dots(codes: bytearray, query: bytes, start: int, end: int) -> list[float]:
@@ -168,7 +236,7 @@ class _Search:
         while True:
             best = await self._ranking.best(count)
             # An item has the score of its best vector; of one that was seen on an earlier page nothing comes again.
-            self._seen |= {_place(vectors.entries[each]) for vectors, each in best[:at]}
+            self._seen |= {_place(each) for each in best[:at]}
             while at < len(best):
                 part = best[at : at + PART_ROWS]
                 if self._budget.rows < len(part) or self._budget.bytes <= 0:
@@ -193,24 +261,24 @@ class _Search:
             await self._reading.pauses.after(len(row.envelope))
             vectors = open_vectors(self._reading.sealer, row.columns, row.envelope, row.member)
             scores[row.path_id, row.key_id] = max(_score(self._wanted.near, each) for each in vectors)
+        if scores.keys() != self._found.keys():
+            raise IntegrityFailure("vectors of an item were removed, or added in clear, outside the gateway")
         found = [replace(item, score=scores[place]) for place, item in self._found.items()]
         found.sort(key=lambda each: each.score or 0.0, reverse=True)
         return Page(found, None if at is None else (str(at), str(self._offset)))
 
-    async def _look_up(self, part: Sequence[tuple[PathVectors, int]]) -> int:
+    async def _look_up(self, part: Sequence[Entry]) -> int:
         """Look at some of the best in their order; returns how many of them were dealt with."""
-        new = [(vectors, at) for vectors, at in part if _place(vectors.entries[at]) not in self._seen]
-        rows = await self._reading.rows([*dict.fromkeys(_place(vectors.entries[at]) for vectors, at in new)])
+        rows = await self._reading.rows([*dict.fromkeys(p for p in map(_place, part) if p not in self._seen)])
         self._budget.rows -= len(rows)
-        for number, (vectors, at) in enumerate(part, 1):
-            entry = vectors.entries[at]
+        for number, entry in enumerate(part, 1):
             place = _place(entry)
-            if place in self._seen or not vectors.is_newest(entry):
+            if place in self._seen or not self._ranking.is_newest(entry):
                 continue
             self._seen.add(place)
             row = rows.get(place)
             if row is None:
-                vectors.forget(entry)
+                self._ranking.forget(entry)
                 continue
             if row.over or row.revision != entry.revision:
                 continue

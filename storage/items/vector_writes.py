@@ -1,16 +1,19 @@
 """Writing vectors of items: with the items, under the locks of their paths, and counted by their seals.
 
 Owns that an item that is put or deleted loses what vectors it had, and that those that are given to it take the place
-of what it had by the same models. It decides on no write.
+of what it had by the same models; and the same beside, where the tenant has vectors in clear. It decides on no write.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 
 from crypto import Sealer
+from storage.clear_vectors import policies, rows
+from storage.control.rows import ControlRows
 from storage.format.items.vectors import VectorColumns, model_id, seal_vectors, vectors_mac
 from storage.items.model import ModelVectors
 from storage.items.paths import LockedPath
 from storage.postgres.unit_of_work import Transaction
+from storage.scope import Scope
 from storage.statements.items import vectors as sql
 from storage.statements.items.items import FoundRow
 
@@ -21,9 +24,11 @@ _ByModel = dict[bytes, tuple[VectorColumns, ModelVectors]]
 class VectorWrites:
     """The vectors of one request's writes."""
 
-    def __init__(self, transaction: Transaction, sealer: Sealer) -> None:
+    def __init__(self, transaction: Transaction, sealer: Sealer, control: ControlRows, scope: Scope) -> None:
         self._transaction = transaction
         self._sealer = sealer
+        self._control = control
+        self._scope = scope
         self._new: dict[Place, _ByModel] = {}
 
     def put(self, place: Place, revision: int, sequence: int, given: Sequence[ModelVectors]) -> None:
@@ -47,19 +52,22 @@ class VectorWrites:
         return place in self._new
 
     async def store(
-        self, rows: Mapping[Place, FoundRow], paths: Mapping[bytes, LockedPath], written: Collection[Place]
+        self, found: Mapping[Place, FoundRow], paths: Mapping[bytes, LockedPath], written: Collection[Place]
     ) -> dict[bytes, LockedPath]:
         """Store what was given, in the place of what is there.
 
         Args:
-            rows: What is stored under the names of all writes.
+            found: What is stored under the names of all writes.
             paths: The paths, which are locked; their live sets are changed.
             written: The items that are put or deleted, which lose what they had; others lose what is replaced.
 
         Returns:
             The paths in which something changed.
+
+        Raises:
+            ClearVectorsUnavailable: Some are to be in clear, and there is no table for them.
         """
-        indexed = [place for place, row in rows.items() if row.indexed and (place in written or place in self._new)]
+        indexed = [place for place, row in found.items() if row.indexed and (place in written or place in self._new)]
         for member in await _members(self._transaction, indexed):
             place = (member.path_id, member.key_id)
             if place in written or member.model_id in self._new[place]:
@@ -77,10 +85,22 @@ class VectorWrites:
                 puts.append(values | {"member": sealed.member, "envelope": sealed.envelope})
         if puts:
             await self._transaction.run_many(sql.PUT_VECTORS, puts)
-        first = [place for place in self._new if place not in written and not rows[place].indexed]
+        first = [place for place in self._new if place not in written and not found[place].indexed]
         if first:
             await self._transaction.run_many(sql.SET_INDEXED, _named(sorted(first)))
+        if (gone or self._new) and not self._sealer.shared:
+            await self._in_clear(gone)
         return {place[0]: paths[place[0]] for place in (*gone, *self._new)}
+
+    async def _in_clear(self, gone: Sequence[Place]) -> None:
+        """Do the same with what is in clear; what is under a client's share never is."""
+        held = await policies.held(self._transaction, self._control, self._scope.tenant_id)
+        if held.said and held.schema is not None:
+            await rows.delete(self._transaction, held.schema, gone)
+        if held.clear and self._new:
+            given = (each for by_model in self._new.values() for each in by_model.values())
+            written = [(columns, vectors.vectors) for columns, vectors in given]
+            await rows.put(self._transaction, held.required(), written)
 
 
 async def remove_vectors(
@@ -91,9 +111,11 @@ async def remove_vectors(
     for member in members:
         _subtract(sealer, paths[member.path_id], member)
     if members:
-        await transaction.run_many(
-            sql.DELETE_VECTORS, _named(sorted({(member.path_id, member.key_id) for member in members}))
-        )
+        gone = sorted({(member.path_id, member.key_id) for member in members})
+        await transaction.run_many(sql.DELETE_VECTORS, _named(gone))
+        schema = None if sealer.shared else await policies.table(transaction)
+        if schema is not None:
+            await rows.delete(transaction, schema, gone)
 
 
 async def _members(transaction: Transaction, places: Sequence[Place]) -> list[sql.VectorsMember]:

@@ -188,7 +188,7 @@ class Items:
     async def _search(self, scope: Scope, reading: Reading, budget: Budget, wanted: ItemSearch) -> Page[Item]:
         if wanted.near is None:
             return await search(reading, budget, wanted)
-        return await nearest(reading, scope, self.indexes, budget, wanted)
+        return await nearest(reading, scope, self.indexes, self._access.control, budget, wanted)
 
     async def _read(self, scope: Scope, batch: Batch, share: ClientShare | None) -> Results:
         async def attempt(sealer: Sealer) -> Results:
@@ -201,6 +201,8 @@ class Items:
                     paths=[await reading.paths(each) for each in batch.paths],
                 )
 
+        if any(each.near is not None for each in batch.searches):
+            await self._access.control.ready_to_check()  # where the tenant's vectors are, is proved
         try:
             return await self._access.with_existing_keys(scope, attempt, NotFound(), share)
         except KeyDestroyed:

@@ -78,7 +78,7 @@ class Writing:
         self._rows: dict[Place, sql.FoundRow] = {}
         self._stored: dict[Place, _Stored | None] = {}
         self._final: dict[Place, _Put | None] = {}
-        self._vectors = VectorWrites(transaction, sealer)
+        self._vectors = VectorWrites(transaction, sealer, access.control, scope)
         self._held: bool | None = None
         self._pauses = Pauses()
 
@@ -86,6 +86,7 @@ class Writing:
         """Decide on each write in turn, and store what comes of all of them.
 
         Raises:
+            ClearVectorsUnavailable: The tenant's vectors are to be in clear, and there is no table for them.
             IntegrityFailure: A path, or what could hold the tenant's items, was edited outside the gateway.
             KeyDestroyed: The sealer's keys are not the stored ones.
             LostRaceError: Another transaction made one of the paths at this moment.

@@ -47,7 +47,9 @@ from storage.scope import OperatorScope, Scope, TenantScope
 from storage.statements.deployment import jobs as jobs_sql
 from storage.statements.deployment import tenants as tenants_sql
 from storage.statements.deployment.jobs import JobRow
+from storage.statements.items import clear_vectors
 from storage.statements.keys import shred as sql
+from storage.statements.rules.vector_policies import EXTENSION_SCHEMA
 from storage.statements.threads.completeness import TRACES
 from storage.statements.threads.threads import DELETE_ALL
 from storage.threads.holds import refuse_held_subject, refuse_held_tenant
@@ -331,6 +333,8 @@ class Shred:
                     return False
             if not thread_ids:
                 break
+        if not await self._purge_clear_vectors(lease, scope, after, until):
+            return False
         if not await self._purge_pages(lease, scope, after, until, sql.PURGE_VECTORS, sql.PurgedVectors()):
             return False
         if not await self._purge_pages(lease, scope, after, until, sql.PURGE_ITEMS, sql.PurgedItem()):
@@ -355,6 +359,19 @@ class Shred:
             if time.monotonic() > until:
                 return False
             last = max(gone)
+
+    async def _purge_clear_vectors(self, lease: Lease, scope: Scope, after: str, until: float) -> bool:
+        """Delete what a subject has in clear, whatever its tenant's policy says; returns whether nothing is left."""
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            schema = await transaction.fetch_one(EXTENSION_SCHEMA)
+        gone = 0 if schema is None else _ITEMS_PAGE
+        while schema is not None and gone == _ITEMS_PAGE:
+            if time.monotonic() > until:
+                return False
+            async with self._unit_of_work.begin(scope) as transaction:
+                gone = await transaction.run(clear_vectors.of(schema).purge, page_rows=_ITEMS_PAGE)
+                await lease.advance(transaction, _position("purge", after), gone)
+        return True
 
     # --- tombstones ------------------------------------------------------------------------------------------------
 

@@ -54,6 +54,8 @@ _TABLES: dict[str, str] = {
     "operator_chain": "accepted_losses audit_heads audit_log",
     "operator_jobs": "jobs",
 }
+# What an operator may have made beside the revisions (`storage.postgres.pgvector`).
+_OPTIONAL_TABLES = {"item_clear_vectors": ("subject_rows",)}
 _OPERATORS_KEYS = ("ALL", f"{_OPERATOR} AND tenant_id IS NULL")
 _EXCEPTIONS = {(table, "operator_rows"): _OPERATORS_KEYS for table in ("api_keys", "api_key_seals")}
 
@@ -90,8 +92,9 @@ def _plain(expression: str | None) -> str:
 
 def _expected() -> dict[tuple[str, str], tuple[str, str, str]]:
     found = {}
+    optional = {policy: " ".join(table for table, of in _OPTIONAL_TABLES.items() if policy in of) for policy in _TABLES}
     for policy, tables in _TABLES.items():
-        for table in tables.split():
+        for table in f"{tables} {optional[policy]}".split():
             command, condition = _EXCEPTIONS.get((table, policy), _POLICIES[policy])
             found[table, policy] = (command, _plain(condition), "" if command == "SELECT" else _plain(condition))
     return found
@@ -104,6 +107,7 @@ def faults(rows: list[PolicyRow], *, newer: bool) -> list[str]:
     bind to the transaction's scope.
     """
     expected = _expected()
+    optional = {(table, policy) for table, named in _OPTIONAL_TABLES.items() for policy in named}
     found = {
         (row.table, row.policy): (_COMMANDS[row.command], _plain(row.condition), _plain(row.check)) for row in rows
     }
@@ -121,6 +125,6 @@ def faults(rows: list[PolicyRow], *, newer: bool) -> list[str]:
         wrong += [
             f"table {table} has lost its policy {policy}; restore it from a dump of the schema, and find out who"
             " dropped it"
-            for table, policy in expected.keys() - found.keys()
+            for table, policy in expected.keys() - found.keys() - optional
         ]
     return sorted(wrong)

@@ -139,7 +139,7 @@ async def script(owner_url: str) -> str:
         DatabaseAway: The database cannot be reached.
         SetupError: It is too old, or of a later release than this build.
     """
-    connection = await _connect(owner_url)
+    connection = await connect(owner_url)
     try:
         if (number := await Session(connection).fetch_only(server.VERSION)) < POSTGRES_VERSION_MIN:
             raise SetupError(_too_old(number))
@@ -166,7 +166,7 @@ def _too_old(number: int) -> str:
 
 async def current(url: str) -> str | None:
     """The database's revision, or None before the first upgrade."""
-    connection = await _connect(url)
+    connection = await connect(url)
     try:
         return await _revision(connection)
     finally:
@@ -218,7 +218,13 @@ async def obstacle(url: str, *, migrated: bool) -> str | None:
     return None
 
 
-async def _connect(url: str) -> Any:
+async def connect(url: str) -> Any:
+    """A connection as the owner of the schema, or whoever sets the database up.
+
+    Raises:
+        DatabaseAway: The database cannot be reached.
+        SetupError: It refuses.
+    """
     try:
         return await asyncpg.connect(
             make_url(url).set(drivername="postgresql").render_as_string(False), timeout=_CONNECT_SECONDS
@@ -236,7 +242,7 @@ def roles_script() -> str:
 
 async def create_roles(superuser_url: str) -> None:
     """Create the five roles of the cluster, where they are missing."""
-    connection = await _connect(superuser_url)
+    connection = await connect(superuser_url)
     try:
         await connection.execute(roles_script())
     finally:
@@ -252,7 +258,7 @@ async def prepare(superuser_url: str, *, database: str, owner_password: str, app
         The URLs of gw_migrate and gw_app.
     """
     await create_roles(superuser_url)
-    connection = await _connect(superuser_url)
+    connection = await connect(superuser_url)
     try:
         session = Session(connection)
         for role, password in (("gw_migrate", owner_password), ("gw_app", app_password)):

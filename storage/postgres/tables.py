@@ -590,3 +590,16 @@ _tenant_table(
 
 # Whose rows belong to a subject.
 SUBJECT_TABLES = tuple(each for each in metadata.tables.values() if "subject_id" in each.primary_key.columns)
+
+# What an operator may have made beside the revisions (`storage.postgres.pgvector`); of subjects, too.
+CLEAR_VECTORS = Table(
+    "item_clear_vectors",
+    MetaData(schema=SCHEMA),
+    *_columns(UUID, "tenant_id"),
+    *_columns(ID, "subject_id"),
+    *_columns(LargeBinary, "path_id", "key_id", "model_id"),
+    *_columns(SmallInteger, "number"),
+    *_columns(BigInteger, "revision", "sequence"),
+    *_columns(LargeBinary, "embedding"),  # of a type of the extension
+    PrimaryKeyConstraint("tenant_id", "subject_id", "path_id", "key_id", "model_id", "number"),
+)

@@ -2,7 +2,8 @@
 
 A path is read in one snapshot, a page at a time, so that writers at work never look like damage; after a path a stretch
 may end. What is under a client's share cannot be opened: its items are counted by their members, and compared with the
-live set in the path's seal, which takes no share. Findings name rows by their ids, never by labels or keys.
+live set in the path's seal, which takes no share. What is in clear beside is compared with what is sealed. Findings
+name rows by their ids, never by labels or keys.
 """
 
 import time
@@ -13,6 +14,7 @@ from typing import Final
 
 from crypto import KeyDestroyed, Sealer
 from storage.access.sealing import Sealing
+from storage.clear_vectors.policies import Held, held
 from storage.concurrency.turns import Pauses
 from storage.errors import IntegrityFailure
 from storage.format.chain import LiveSet
@@ -21,11 +23,13 @@ from storage.format.items.seals import PathSeal, ScopeSeal, item_mac, path_mac
 from storage.format.items.vectors import open_vectors, vectors_mac
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
+from storage.statements.items import clear_vectors as clear_sql
 from storage.statements.items import items as items_sql
 from storage.statements.items import paths as paths_sql
 from storage.statements.items import verifying as sql
 from storage.statements.items.vectors import VectorsMember, VectorsRow
 from storage.statements.rules.retention import PRESENT
+from storage.verification.clear_vectors import ClearPath
 from storage.verification.report import FINDINGS_MAX, Code, Finding, Report
 
 # Rows that one statement brings: with their envelopes, of at most a quarter of a MiB each, and without.
@@ -43,10 +47,12 @@ async def verify_items(access: Sealing, scope: Scope, sealer: Sealer, report: Re
     Raises:
         KeyDestroyed: The sealer's keys are not the stored ones.
     """
+    await access.control.ready_to_check()
     if report.items_after is None:
         async with access.unit_of_work.snapshot(scope) as transaction:
             await access.check_keys_in(transaction, scope, sealer)
-            await _Verifier(transaction, sealer, report).scope()
+            in_clear = await held(transaction, access.control, scope.tenant_id)
+            await _Verifier(transaction, sealer, report, in_clear).scope()
         report.items_after = ""
     while True:
         async with access.unit_of_work.snapshot(scope) as transaction:
@@ -54,7 +60,8 @@ async def verify_items(access: Sealing, scope: Scope, sealer: Sealer, report: Re
             path_id = await transaction.fetch_one(sql.NEXT_PATH, path_id=bytes.fromhex(report.items_after))
             if path_id is None:
                 return True
-            await _Verifier(transaction, sealer, report).path(path_id)
+            in_clear = await held(transaction, access.control, scope.tenant_id)
+            await _Verifier(transaction, sealer, report, in_clear).path(path_id)
         report.items_after = path_id.hex()
         if time.monotonic() > until or len(report.findings) >= FINDINGS_MAX:
             return False
@@ -63,7 +70,8 @@ async def verify_items(access: Sealing, scope: Scope, sealer: Sealer, report: Re
 class _Verifier:
     """A subject's set of paths, or one path, in one snapshot."""
 
-    def __init__(self, transaction: Transaction, sealer: Sealer, report: Report) -> None:
+    def __init__(self, transaction: Transaction, sealer: Sealer, report: Report, in_clear: Held) -> None:
+        self._in_clear = in_clear
         self._transaction = transaction
         self._sealer = sealer
         self._report = report
@@ -85,6 +93,7 @@ class _Verifier:
 
     async def scope(self) -> None:
         """Compare the paths that are there with those that the subject's seal counts."""
+        await self._strays()
         row = await self._transaction.fetch_only(paths_sql.SCOPE)
         counted = LiveSet()
         after = b""
@@ -104,6 +113,17 @@ class _Verifier:
             expected = ScopeSeal.open(self._sealer, row.sequence, row.seal).paths
             if expected != counted:
                 self._find("item-paths", f"{expected.count} paths of items expected, {counted.count} found")
+
+    async def _strays(self) -> None:
+        """Look for clear vectors where there can be none."""
+        if self._in_clear.schema is None or self._in_clear.damaged:
+            return
+        statements = clear_sql.of(self._in_clear.schema)
+        if not self._in_clear.said:
+            if await self._transaction.fetch_only(statements.any):
+                self._find("item-clear-vectors", "vectors are in clear, and the tenant does not say that they may be")
+        elif self._in_clear.clear and await self._transaction.fetch_only(statements.strays):
+            self._find("item-clear-vectors", "vectors are in clear that are of no path of items")
 
     async def path(self, path_id: bytes) -> None:
         """Open a path, and all that is in it, and compare that with what its seal counts."""
@@ -171,6 +191,7 @@ class _Verifier:
         counted = LiveSet()
         after = (b"", b"")
         page_rows = VECTORS_PAGE_ROWS if opened else BARE_PAGE_ROWS
+        in_clear = ClearPath(self._transaction, self._in_clear, path_id, opened=opened)
         while True:
             place = {"path_id": path_id, "key_id": after[0], "model_id": after[1], "page_rows": page_rows}
             rows: Sequence[VectorsRow | VectorsMember] = await self._transaction.fetch_all(
@@ -179,12 +200,19 @@ class _Verifier:
             for row in rows:
                 after = (row.key_id, row.model_id)
                 counted = counted.add(vectors_mac(self._sealer, row, row.member))
+                numbers = 0
                 if isinstance(row, VectorsRow):
                     with self._reporting("item-vector", f"path {path_id.hex()}, key {row.key_id.hex()}"):
-                        open_vectors(self._sealer, row.columns, row.envelope, row.member)
+                        numbers = len(open_vectors(self._sealer, row.columns, row.envelope, row.member))
+                await in_clear.sealed(row, numbers)
                 await self._pauses.after(len(row.envelope) if isinstance(row, VectorsRow) else 0)
             if len(rows) < page_rows:
-                return counted
+                break
+        await in_clear.end()
+        if in_clear.wrong and self._in_clear.said:
+            detail = f"path {path_id.hex()}: {in_clear.wrong} rows of vectors in clear are not as the sealed ones"
+            self._find("item-clear-vectors", detail)
+        return counted
 
 
 def _check_end(row: items_sql.ItemRow, now: datetime) -> None:

@@ -48,7 +48,11 @@ class Vector(msgspec.Struct, frozen=True):
 
     def values(self) -> list[float]:
         """About the numbers that came."""
-        return [self.length * each for each in _halves(len(self.codes)).unpack(self.direction)]
+        return [self.length * each for each in self.directions()]
+
+    def directions(self) -> tuple[float, ...]:
+        """The numbers of the vector at length 1."""
+        return _halves(len(self.codes)).unpack(self.direction)
 
 
 def quantized(values: Sequence[float]) -> Vector:

@@ -13,7 +13,7 @@ from sqlalchemy import Column, LargeBinary, Table, Text
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from storage.postgres.statement import Statement
-from storage.postgres.tables import SCHEMA, SUBJECT_TABLES
+from storage.postgres.tables import CLEAR_VECTORS, SCHEMA, SUBJECT_TABLES
 
 
 class UsagePage(msgspec.Struct, frozen=True):
@@ -94,6 +94,18 @@ _KEYS: Final = {table.name: _key(table) for table in SUBJECT_TABLES}
 # The rows and bytes of a table's page, with the key of its last row; no row: the page is empty.
 FIRST_PAGES: Final = {table.name: _page(table, first=True) for table in SUBJECT_TABLES}
 NEXT_PAGES: Final = {table.name: _page(table, first=False) for table in SUBJECT_TABLES}
+
+
+class ClearVectors:
+    """The pages of a table that is only there where an operator made it."""
+
+    FIRST_PAGE: Final = _page(CLEAR_VECTORS, first=True)
+    NEXT_PAGE: Final = _page(CLEAR_VECTORS, first=False)
+
+
+def after_clear_vectors(page: UsagePage) -> dict[str, object]:
+    """Where the page after this one begins, as `ClearVectors.NEXT_PAGE` takes it."""
+    return {f"after_{name}": value for name, value in zip(_key(CLEAR_VECTORS), page.key, strict=True)}
 
 
 def after(table: str, page: UsagePage) -> dict[str, object]:
