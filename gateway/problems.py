@@ -363,6 +363,15 @@ TABLE: dict[type[Exception], Kind] = {
         409, "legal-hold",
         "A hold keeps the thread, its agent or the tenant: nothing can be removed before a tenant:admin lifts it.",
     ),
+    storage_errors.ClearVectorsUnavailable: Kind(
+        409, "clear-vectors-unavailable",
+        "The tenant's vectors are to be in clear, and the database has no table for them: an operator runs 'stateroom "
+        "db enable-pgvector', or set the vector policy to sealed.",
+    ),
+    storage_errors.LeakageNotAccepted: Kind(
+        422, "leakage-not-accepted",
+        "Read what leaks in the detail; to accept it send accept_leakage: content, or leave vectors sealed.",
+    ),
     storage_errors.ItemIndexTooLarge: Kind(
         409, "item-index-too-large",
         "The subject's vectors by this model take more than is searched: delete items, or use fewer dimensions.",

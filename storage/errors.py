@@ -170,6 +170,12 @@ class ClearVectorsUnavailable(Conflict):
 class LeakageNotAccepted(StorageError):
     """A tenant asked for vectors in clear without accepting what that leaks."""
 
+    def __init__(self) -> None:
+        super().__init__(
+            "vectors in clear leak the content of items: texts can be got back from embeddings by whoever reads the"
+            " database, a replica or a backup, which a shred does not reach; accept_leakage: content accepts that"
+        )
+
 
 class LegalHold(Conflict):
     """A legal hold keeps this: nothing of it can be removed before the hold is lifted. Nothing was changed."""

@@ -21,7 +21,7 @@ from gateway.cli.remote import (
     workspaces,
 )
 from gateway.cli.remote.administration import api_keys, audit, break_glass, tenants
-from gateway.cli.remote.schemas import save_policies, states
+from gateway.cli.remote.schemas import save_policies, states, vector_policies
 
 COMMAND_GROUPS: list[CommandGroupDict] = [
     {"name": "Run a gateway", "commands": ["serve", "worker", "init", "doctor", "db", "root-key", "fsck", "sweep"]},
@@ -41,6 +41,7 @@ COMMAND_GROUPS: list[CommandGroupDict] = [
             "state",
             "retention",
             "save-policy",
+            "vector-policy",
             "verify",
             "key",
             "subject",
@@ -92,7 +93,8 @@ def commands() -> None:
 
 for _module in (
     running, collection, tenants, api_keys, threads, checkpoints, archive, artifacts, workspaces, audit, verification,
-    states, keys, break_glass, transfer, retention, save_policies, replay, completion,
+    states, keys, break_glass, transfer, retention, save_policies, vector_policies, replay,
+    completion,
 ):  # fmt: skip
     for _command in _module.COMMANDS:
         commands.add_command(_command)

@@ -164,6 +164,9 @@ _SAVE_POLICIES = {
     "agent": "travel", "policy": {"strict": True, "compact_elements": 500}, "strict": True, "compact_elements": 500,
     "compact_bytes": None, "agents": ["travel"], "damaged": [], "updated_at": _CREATED,
 }  # fmt: skip
+_VECTOR_POLICY = {
+    "vectors": "clear", "accepted_leakage": "content", "complete": False, "damaged": False, "updated_at": _CREATED,
+}  # fmt: skip
 _THREAD_RETENTION = {
     "thread_id": "trip-7", "policy": {"legal_hold": True}, "effective": {**_EFFECTIVE, "legal_hold": True},
     "damaged": False, "next": None, "updated_at": _LATER,
@@ -247,6 +250,7 @@ BODIES: dict[str, Any] = {
     "put_retention": _POLICY,
     "put_thread_retention": {"legal_hold": True},
     "put_save_policy": {"strict": True, "compact_elements": 500},
+    "put_vector_policy": {"vectors": "clear", "accept_leakage": "content"},
     "put_retention_ceilings": _CEILINGS,
     "put_state_schema_version": {
         "label": "2.0.0", "ephemeral": ["scratch"], "searchable": ["channel"], "up": _UP, "down": _DOWN,
@@ -413,6 +417,8 @@ ANSWERS: dict[str, Any] = {
     "put_retention": _RETENTION,
     "get_save_policy": _SAVE_POLICIES,
     "put_save_policy": _SAVE_POLICIES,
+    "get_vector_policy": _VECTOR_POLICY,
+    "put_vector_policy": _VECTOR_POLICY,
     "preview_retention": {
         "at": _LATER, "threads": 100, "held": 1, "damaged": 0,
         "actions": [

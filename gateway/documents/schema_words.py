@@ -79,6 +79,7 @@ TAGS: dict[str, str] = {
     "decrypt": "Break-glass reading by operators, on the record.",
     "retention": "How long threads are kept; legal holds.",
     "save_policies": "Which saves must name the head they follow, and when lists need compaction.",
+    "vector_policies": "Whether vectors of items may be in clear.",
     "state_schemas": "Versions of agents' state, and migrations.",
     "transfer": "Export and import.",
     "trajectories": "Threads in clear, step by step.",

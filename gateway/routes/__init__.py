@@ -5,6 +5,7 @@ from types import ModuleType
 from gateway.routes import archive, artifacts, keys, retention, threads, trajectories, transfer, verification
 from gateway.routes.administration import audit, break_glass, credentials, tenants
 from gateway.routes.checkpoints import pieces, verbs
+from gateway.routes.items import vector_policies
 from gateway.routes.items import verbs as items
 from gateway.routes.public import docs, health
 from gateway.routes.schemas import registry, save_policies
@@ -31,6 +32,7 @@ GROUPS: dict[str, list[Route]] = {
     "decrypt": _of(break_glass),
     "retention": _of(retention),
     "save_policies": _of(save_policies),
+    "vector_policies": _of(vector_policies),
     "state_schemas": _of(registry),
     "transfer": _of(transfer),
     "trajectories": _of(trajectories),

@@ -27,7 +27,7 @@ from gateway.wire import (
     verification,
 )
 from gateway.wire.administration import api_keys, audit, tenants
-from gateway.wire.items import batches, items, searches
+from gateway.wire.items import batches, items, searches, vector_policies
 
 _MODULES = (
     api_keys,
@@ -47,6 +47,7 @@ _MODULES = (
     threads,
     trajectories,
     transfer,
+    vector_policies,
     verification,
 )
 SHAPES: Final[dict[str, type[Struct]]] = {

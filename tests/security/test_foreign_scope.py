@@ -17,7 +17,7 @@ from gateway.authentication.api_keys import SUBJECT_PERMISSIONS, tenant_permissi
 from gateway.embedded.postgres import EmbeddedPostgres
 from gateway.embedded.s3 import EmbeddedS3
 from gateway.problems import PathUnknown
-from storage.control.features import ADOPTIONS, ITEMS, LINKS, READABLE_EXPORTS, SAVE_POLICIES
+from storage.control.features import ADOPTIONS, CLEAR_VECTORS, ITEMS, LINKS, READABLE_EXPORTS, SAVE_POLICIES
 from tests.support.features import finish_upgrade
 from tests.support.gateway import Tenant
 from tests.support.operations import (
@@ -109,6 +109,8 @@ ALONE: dict[str, int] = {
     "put_retention": 200,
     "get_save_policy": 200,
     "put_save_policy": 200,
+    "get_vector_policy": 200,
+    "put_vector_policy": 200,
     "preview_retention": 200,
     "get_retention_round": 200,
     "begin_retention_round": 202,
@@ -238,7 +240,7 @@ async def world(own_gateway: ProductionGateway, launcher: Launcher, database_dsn
     environ = {"PATH": os.environ["PATH"], **deployment.environ}
 
     # What is done only once an upgrade was finished must keep to its tenant, too.
-    await finish_upgrade(deployment, ADOPTIONS, READABLE_EXPORTS, SAVE_POLICIES, LINKS, ITEMS)
+    await finish_upgrade(deployment, ADOPTIONS, READABLE_EXPORTS, SAVE_POLICIES, LINKS, ITEMS, CLEAR_VECTORS)
 
     def operator_key(*options: str) -> str:
         made = launcher.run(environ, "init", "--another", "--json", *options)
@@ -436,6 +438,8 @@ SHOWN = {
     "put_retention": '"idle_ttl_seconds":3600',
     "get_save_policy": '"strict":',
     "put_save_policy": '"strict":false',
+    "get_vector_policy": '"vectors":"sealed"',
+    "put_vector_policy": '"vectors":"sealed"',
     "preview_retention": '"threads":',
     "get_retention_round": '"state":"',
     "begin_retention_round": '"state":"',

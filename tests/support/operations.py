@@ -212,6 +212,7 @@ def request_of(declared: Declared, thread: Thread | None = None, **named: str) -
         "put_retention": lambda: {"idle_ttl_seconds": 3600},
         "put_thread_retention": lambda: {"idle_ttl_seconds": 3600, "on_expiry": "archive"},
         "put_save_policy": lambda: {"strict": False},
+        "put_vector_policy": lambda: {"vectors": "sealed"},
         "put_retention_ceilings": lambda: {"archive_ttl_seconds": 7 * 366 * 86_400},
         "export_thread": lambda: {"recipient": RECIPIENT["text"], "subject_id": values["subject_id"]},
         "export_tenant": lambda: {"recipient": RECIPIENT["text"]},

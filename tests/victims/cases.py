@@ -905,6 +905,8 @@ VERBS: dict[str, Case] = {
     "put_retention_ceilings": BODIES,
     "get_save_policy": POLICIES,
     "put_save_policy": POLICIES_SET,
+    "get_vector_policy": LOOK_UPS,
+    "put_vector_policy": BODIES,
     "put_state_schema_version": Case("96 register 1, 60 and 500 patterns, 20 send 199,000 empty lists", schemas,
                                      frozenset({"201", "422", "429"})),
     "list_state_schemas": Case("128 lists of 100 schemas", lambda tenant, declared: (
@@ -1071,6 +1073,7 @@ UNPUSHED: dict[str, str] = {
     "ATTEMPTS_MAX": "how often the object store is asked again",
     "FAILURES_MAX": "after how many a round in the background gives up",
     "OFFSET_SECONDS_MAX": "of this process's clock, which no client sets",
+    "INDEX_DIMENSIONS_MAX": "of an operator's command",
     "_PEPPERS_MAX": "of an operator's settings",
     "_TICKS_MAX": "of the clock that ids are made by",
 }

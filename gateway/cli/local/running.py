@@ -591,6 +591,38 @@ def database_roles() -> None:
     click.echo(setup.roles_script(), nl=False)
 
 
+@database_group.command("enable-pgvector")
+@click.option(
+    "--index-dimensions",
+    type=click.IntRange(1, 4000),
+    multiple=True,
+    metavar="N",
+    help="Also an HNSW index for vectors of so many dimensions, for subjects with 20,000 and more; repeatable.",
+)
+@click.option("--remove", "removes", is_flag=True, help="Remove the table, if no tenant uses it.")
+def database_enable_pgvector(*, index_dimensions: tuple[int, ...], removes: bool) -> None:
+    """Make the table in which tenants that accept what leaks may have vectors of items in clear; again changes nothing.
+
+    It needs the extension vector (pgvector 0.8), which it makes where the role may.
+    """
+    if removes and index_dimensions:
+        raise click.UsageError("Name --index-dimensions or --remove, not both.")
+    url = _owner_url()
+    from storage.postgres import pgvector
+
+    if removes:
+        gone = _migrating(pgvector.remove(url))
+        render.say("The table for clear vectors is gone." if gone else "There is no table for clear vectors.")
+        return
+    enabled = _migrating(pgvector.enable(url, index_dimensions))
+    for each in enabled.done:
+        render.say(f"Done: {each}.")
+    render.say(
+        f"Tenants may have vectors in clear (pgvector {enabled.version}, schema {enabled.schema})."
+        " Texts can be got back from them: backups of this database hold them from now on."
+    )
+
+
 @database_group.command("current")
 @json_option
 def database_current(*, as_json: bool) -> None:

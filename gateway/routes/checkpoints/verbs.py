@@ -104,7 +104,7 @@ _SAVE_PROBLEMS = (
     "parent-unknown", "integrity-failure", "rollback-detected", "artifact-unknown", "piece-unknown",
     "quota-exceeded", "blob-store-unavailable", "state-too-new", "state-upcast-failed", "state-version-required",
     "state-schema-mismatch", "too-costly", "tenant-too-costly", "feature-off", "item-moved", "item-exists",
-    "item-not-found", "item-paths-exceeded", "legal-hold",
+    "clear-vectors-unavailable", "item-not-found", "item-paths-exceeded", "legal-hold",
 )  # fmt: skip
 
 

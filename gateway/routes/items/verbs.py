@@ -37,8 +37,9 @@ from storage.scope import Scope
 _SHARE: Final = ("Stateroom-Client-Share",)
 _READING: Final = ("integrity-failure", "key-destroyed")
 _WRITING: Final = (
-    "commit-unknown", "feature-off", "idempotency-key-reused", "integrity-failure", "item-moved", "item-exists",
-    "item-paths-exceeded", "key-destroyed", "legal-hold", "limit-exceeded", "quota-exceeded",
+    "clear-vectors-unavailable", "commit-unknown", "feature-off", "idempotency-key-reused", "integrity-failure",
+    "item-moved", "item-exists", "item-paths-exceeded", "key-destroyed", "legal-hold", "limit-exceeded",
+    "quota-exceeded",
 )  # fmt: skip
 # Labels are joined by what no encoded one contains; the empty key travels as nothing encoded.
 _JOINT: Final = ","
@@ -197,7 +198,7 @@ async def delete_item(call: Call[Scope], path: str, key: str) -> Answer:
     body=searches.ItemSearch,
     returns=searches.ItemPage,
     headers=_SHARE,
-    problems=(*_READING, "item-index-too-large"),
+    problems=(*_READING, "clear-vectors-unavailable", "item-index-too-large"),
 )
 async def search_items(call: Call[Scope]) -> Answer:
     request, name, _ = await call.exchange.body(searches.ItemSearch)
