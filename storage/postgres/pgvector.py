@@ -74,7 +74,7 @@ ALTER TABLE stateroom.item_clear_vectors ENABLE ROW LEVEL SECURITY, FORCE ROW LE
 CREATE POLICY subject_rows ON stateroom.item_clear_vectors TO gw_app USING ({condition}) WITH CHECK ({condition});
 CREATE POLICY clear_columns ON stateroom.item_clear_vectors FOR SELECT TO gw_ops USING (true);
 GRANT SELECT, INSERT, DELETE, UPDATE ON stateroom.item_clear_vectors TO gw_app;
-GRANT SELECT (tenant_id, subject_id, path_id, key_id, model_id, number, revision, sequence, dimensions)
+GRANT SELECT (tenant_id, subject_id, number, revision, sequence, dimensions)
     ON stateroom.item_clear_vectors TO gw_ops;
 """
 
