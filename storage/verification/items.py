@@ -33,7 +33,7 @@ PAGE_ROWS: Final = 32
 BARE_PAGE_ROWS: Final = 1_000
 VECTORS_PAGE_ROWS: Final = 8  # of at most 800 KB
 _PATHS_PAGE: Final = 1_000
-# By so much two servers of one database may have told the time differently.
+# By so much two servers of one database, or the one that an item was imported from, may have told the time differently.
 _CLOCKS_SECONDS: Final = 300
 
 
@@ -196,8 +196,8 @@ def _check_end(row: items_sql.ItemRow, now: datetime) -> None:
     if row.ttl_seconds is None:
         good = row.expires_at is None
     else:
-        lives = timedelta(seconds=row.ttl_seconds)
-        latest = now + timedelta(seconds=_CLOCKS_SECONDS) + lives
-        good = row.expires_at is not None and row.updated_at + lives <= row.expires_at <= latest
+        lives, apart = timedelta(seconds=row.ttl_seconds), timedelta(seconds=_CLOCKS_SECONDS)
+        earliest, latest = row.updated_at + lives - apart, now + lives + apart
+        good = row.expires_at is not None and earliest <= row.expires_at <= latest
     if not good:
         raise IntegrityFailure("when it is over was altered")
