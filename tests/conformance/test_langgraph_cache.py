@@ -4,9 +4,11 @@ import asyncio
 import copy
 import logging
 import operator
+import re
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, TypedDict
 from uuid import uuid4
 
@@ -21,7 +23,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import CachePolicy, Send
 
 from stateroom import Client, Timeouts, acting_for
-from stateroom.errors import GatewayUnavailable, IntegrityFailure, LegalHold, SubjectRequired
+from stateroom.errors import GatewayUnavailable, IntegrityFailure, LegalHold, PermissionDenied, SubjectRequired
 from stateroom.langgraph import StateroomCache
 from tests.support.gateway import new_tenant
 
@@ -330,6 +332,22 @@ async def test_clearing_tells_what_it_could_not_remove(cache, rows):
         await cache.aclear([KEY[0]])
 
 
+def test_reading_and_writing_state_is_enough_for_a_cache(gateway_env, warnings):
+    tenant = new_tenant(gateway_env)
+    bearer = {"Authorization": f"Bearer {tenant.api_key}"}
+    asked = {"kind": "service", "permissions": ["state:read", "state:write", "subject:act_as"]}
+    made = httpx2.post(f"{tenant.url}/v1/api-keys", json=asked, headers=bearer)
+    with StateroomCache(tenant.url, made.json()["api_key"], subject="ada") as cache:
+        cache.set({KEY: ("before", None)})
+        assert warnings() == []
+        cache.set({KEY: ("over", 0), (("ns",), "k"): (1, None)})
+        assert cache.get([KEY, (("ns",), "k")]) == {KEY: "before", (("ns",), "k"): 1}
+        with pytest.raises(PermissionDenied):
+            cache.clear()
+    (said,) = warnings()
+    assert "permission-denied" in said
+
+
 def test_what_a_legal_hold_keeps_is_not_replaced_and_fails_no_run(gateway_env, warnings):
     tenant = new_tenant(gateway_env)
     with StateroomCache(tenant.url, tenant.api_key, subject="ada") as cache:
@@ -530,3 +548,13 @@ def test_a_key_that_may_not_fails_no_run_and_is_told_of_once(gateway_env, subjec
         assert graph.ask("rain?") == graph.ask("rain?") == ["look_up: rain?"]
     (said,) = warnings()
     assert "unauthenticated" in said
+
+
+def test_the_page_on_the_cache_does_what_it_says(gateway_env, monkeypatch, capsys):
+    tenant = new_tenant(gateway_env)
+    monkeypatch.setenv("STATEROOM_URL", tenant.url)
+    monkeypatch.setenv("STATEROOM_API_KEY", tenant.api_key)
+    page = Path(__file__).parents[2] / "docs" / "langgraph-cache.md"
+    (program,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    exec(compile(program, page.name, "exec"), {"__name__": "langgraph_cache"})  # noqa: S102
+    assert capsys.readouterr().out == "asking about Lisbon\nsun in Lisbon\nsun in Lisbon\n"

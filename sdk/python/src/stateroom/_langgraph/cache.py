@@ -320,7 +320,9 @@ class StateroomCache(BaseCache[Any]):
         return ItemWrite(path=place.path, key=place.key, value=entry, ttl_seconds=lives)
 
     def _kept(self, writes: Sequence[ItemWrite]) -> Steps[None]:
-        for part in _parts(writes):
+        # By themselves: a key that may not delete may keep entries.
+        removals = [each for each in writes if each.delete]
+        for part in [*_parts(each for each in writes if not each.delete), *_parts(removals)]:
             try:
                 results = yield from requests.batch(ItemBatch(writes=part))
             except StateroomError as failure:
