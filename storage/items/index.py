@@ -83,7 +83,7 @@ class PathVectors:
             IntegrityFailure: They are not as they were put.
         """
         entry = Entry(row.path_id, row.key_id, row.revision, row.sequence)
-        vectors = open_vectors(sealer, row.columns, row.envelope, row.member)
+        _, vectors = open_vectors(sealer, row.columns, row.envelope, row.member)
         for vector in vectors:
             self.codes += vector.codes
             self.scales.append(vector.scale)

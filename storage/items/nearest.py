@@ -191,7 +191,7 @@ class _Search:
         assert self._wanted.near is not None  # noqa: S101  for the type checker: it is why this runs
         for row in rows:
             await self._reading.pauses.after(len(row.envelope))
-            vectors = open_vectors(self._reading.sealer, row.columns, row.envelope, row.member)
+            _, vectors = open_vectors(self._reading.sealer, row.columns, row.envelope, row.member)
             scores[row.path_id, row.key_id] = max(_score(self._wanted.near, each) for each in vectors)
         found = [replace(item, score=scores[place]) for place, item in self._found.items()]
         found.sort(key=lambda each: each.score or 0.0, reverse=True)
