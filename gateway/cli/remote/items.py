@@ -440,7 +440,7 @@ def item_delete(
     assume_yes: bool,
     remote: Remote,
 ) -> None:
-    """Delete an item; or with --prefix all that are under it, of which --filter leaves the others.
+    """Delete an item; or with --prefix all that are under it, or those of them that --filter names.
 
     What changed after it was found stays, and is counted. Run it again if it broke off.
     """
