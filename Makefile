@@ -40,7 +40,7 @@ serve: setup ## Run the gateway with embedded PostgreSQL and S3; data in DATA_DI
 
 # The default suite. One file on one worker, in the order of `testpaths` and the tree: what is long comes first, the quick unit tests fill
 # the end.
-SUITE := -m 'not soak and not mixed and not victims and not clients and not deployed' -n 3 --dist loadfile --no-loadscope-reorder
+SUITE := -m 'not soak and not mixed and not victims and not clients and not ecosystem and not deployed' -n 3 --dist loadfile --no-loadscope-reorder
 
 # Twice as many workers as a small machine has cores: some of these tests wait.
 .PHONY: unit
@@ -149,6 +149,11 @@ clients: setup ## Lint the OpenAPI document; generate, compile and use clients i
 	@$(UV) venv --quiet --allow-existing .cache/clients/python
 	@$(UV) pip install --quiet --python .cache/clients/python -r tests/clients/requirements.txt
 	@$(RUN) pytest -m clients tests/clients $(PYTEST_ARGS)
+
+# Packages of others that the default environment does not have: they bring along what they use of providers.
+.PHONY: ecosystem
+ecosystem: setup ## Run what others made for LangGraph's stores on ours, and their stores through our suite (half a minute)
+	@$(RUN) --group bench --group ecosystem pytest -m ecosystem tests/conformance $(PYTEST_ARGS)
 
 # Each tool that is missing fails the test that needs it, which names Debian's package: podman, haproxy, nginx, prometheus, ...
 .PHONY: deployed
