@@ -172,6 +172,7 @@ class Items:
             StorageError: As `Keeping.flush`.
         """
         self.lists.forget_old()
+        self.indexes.forget_old()
         await self.keeping.flush()
 
     async def get(self, scope: Scope, batch: Batch, *, share: ClientShare | None = None) -> Item:
