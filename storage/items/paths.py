@@ -216,10 +216,7 @@ async def add_paths(
         LostRaceError: Another transaction made one of them at this moment.
         IntegrityFailure: The subject's seal was edited outside the gateway.
     """
-    empty = ScopeSeal()
-    await transaction.run(sql.ADD_SCOPE, sequence=_NO_SEQUENCE, seal=empty.seal(sealer, _NO_SEQUENCE))
-    row = await transaction.fetch_only(sql.LOCK_SCOPE)
-    scope = ScopeSeal.open(sealer, row.sequence, row.seal)
+    sequence, scope = await _locked_scope(transaction, sealer)
     if scope.paths.count + len(missing) > ITEM_PATHS_MAX:
         raise ItemPathsExceeded
     made = {}
@@ -231,8 +228,26 @@ async def add_paths(
         if not await transaction.fetch_one(sql.ADD_PATH, **columns, share_check=path.share_check, labels=labels):
             raise LostRaceError
         counted = counted.add(path_mac(sealer, path_id, path.share_check))
-    await _set_scope(transaction, sealer, row.sequence + 1, ScopeSeal(counted, scope.floor))
+    await _set_scope(transaction, sealer, sequence + 1, ScopeSeal(counted, scope.floor))
     return made
+
+
+async def raise_floor(transaction: Transaction, sealer: Sealer, floor: int) -> None:
+    """Let paths that are made later begin at no less, as those of a subject that removed some elsewhere.
+
+    Raises:
+        IntegrityFailure: The subject's seal was edited outside the gateway.
+    """
+    sequence, scope = await _locked_scope(transaction, sealer)
+    if scope.floor < floor:
+        await _set_scope(transaction, sealer, sequence + 1, ScopeSeal(scope.paths, floor))
+
+
+async def _locked_scope(transaction: Transaction, sealer: Sealer) -> tuple[int, ScopeSeal]:
+    """The subject's row, which is made if there is none."""
+    await transaction.run(sql.ADD_SCOPE, sequence=_NO_SEQUENCE, seal=ScopeSeal().seal(sealer, _NO_SEQUENCE))
+    row = await transaction.fetch_only(sql.LOCK_SCOPE)
+    return row.sequence, ScopeSeal.open(sealer, row.sequence, row.seal)
 
 
 async def store_paths(transaction: Transaction, sealer: Sealer, changed: Sequence[LockedPath]) -> None:

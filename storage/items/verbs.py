@@ -28,13 +28,13 @@ from storage.errors import (
     StorageError,
 )
 from storage.items.expiring import Expiring
-from storage.items.index import Indexes
+from storage.items.finding.index import Indexes
+from storage.items.finding.nearest import nearest
+from storage.items.finding.searching import Budget, search
 from storage.items.keeping import Keeping
 from storage.items.model import Batch, Item, ItemSearch, ItemWrite, Labels, Written
-from storage.items.nearest import nearest
 from storage.items.paths import PathLists
 from storage.items.reading import Reading
-from storage.items.searching import Budget, search
 from storage.items.writing import Outcome, Writing
 from storage.model import Idempotency, Page
 from storage.postgres.unit_of_work import Transaction

@@ -6,8 +6,8 @@ import pytest
 
 from storage.control.features import ITEMS
 from storage.errors import IntegrityFailure
+from storage.items.finding.searching import ITEM_OPENED_BYTES_MAX
 from storage.items.paths import PathLists
-from storage.items.searching import ITEM_OPENED_BYTES_MAX
 from storage.items.writing import Written
 from storage.scope import ClientShare, Scope
 from tests.support.archive_rows import opened

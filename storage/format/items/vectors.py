@@ -143,7 +143,7 @@ def open_vectors(sealer: Sealer, columns: VectorColumns, envelope: bytes, member
         vectors = unpack_vectors(plaintext[_HEAD.size + length :], dimensions)
     except (struct.error, ValueError):
         raise IntegrityFailure from None
-    if number != _FORMAT or len(vectors) != count:
+    if number != _FORMAT or not vectors or len(vectors) != count:
         raise IntegrityFailure
     if not hmac.compare_digest(model_id(sealer, model, dimensions), columns.model_id):
         raise IntegrityFailure("an item's vectors are another model's")

@@ -11,9 +11,9 @@ from storage.encoding import encode_msgpack
 from storage.errors import IntegrityFailure, ItemIndexTooLarge, ItemMoved, ItemNotFound
 from storage.format.items.vectors import quantized
 from storage.items import filters
-from storage.items.index import INDEX_SECONDS, Indexes
+from storage.items.finding.index import INDEX_SECONDS, Indexes
+from storage.items.finding.nearest import BESIDE_BYTES_MIN
 from storage.items.model import Batch, ItemName, ItemSearch, ItemWrite, ModelVectors, Near
-from storage.items.nearest import BESIDE_BYTES_MIN
 from storage.model import Value
 from storage.scope import ClientShare, Scope
 from tests.support.archive_rows import opened

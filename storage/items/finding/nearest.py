@@ -1,0 +1,241 @@
+"""Searching items by meaning: those whose vectors are nearest to one, with a score.
+
+Every vector of the paths that are searched is compared: nothing is missed. Slices of vectors are compared beside the
+event loop, by a kernel that lets go of the interpreter's lock; then the best are looked up in the order of their scores
+until there are as many as wanted. An item's row is the only authority: what is not there any more, is over or is at
+another revision than its vectors is no hit, and the search goes on behind it.
+
+An item that is put while a search of it is under way may be missing from that search.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from heapq import nlargest
+from typing import Final, cast
+
+import numkong
+
+from storage.concurrency.turns import Pauses
+from storage.format.items.vectors import Vector, model_id, open_vectors, quantized
+from storage.items import matching
+from storage.items.finding.index import Entry, Index, Indexes, PathVectors
+from storage.items.finding.searching import PART_ROWS, Budget
+from storage.items.model import Item, ItemSearch, Labels, Metric, Near
+from storage.items.reading import Reading
+from storage.model import Page
+from storage.scope import Scope
+from storage.statements.items import vectors as sql
+
+# Codes that one call of the kernel compares; fewer are compared on the event loop.
+SLICE_BYTES: Final = 16 * 1024 * 1024
+BESIDE_BYTES_MIN: Final = 256 * 1024
+_RANKED_MIN: Final = 64
+_RANKED_FACTOR: Final = 4
+
+Score = Callable[[float, float, float], float]
+
+
+async def nearest(reading: Reading, scope: Scope, indexes: Indexes, budget: Budget, wanted: ItemSearch) -> Page[Item]:
+    """The items whose vectors are nearest to that of a search, the best first.
+
+    Raises:
+        IntegrityFailure: Vectors or an item are not as they were put.
+        ItemIndexTooLarge: The subject has more vectors by this model than are searched.
+    """
+    assert wanted.near is not None  # noqa: S101  for the type checker: the caller looked
+    paths = (await reading.all_paths()).labels
+    labels = {name: each for name, each in paths.items() if matching.begins_with(each, wanted.prefix)}
+    if not labels:
+        return Page([], None)
+    near = wanted.near
+    named = model_id(reading.sealer, near.model, len(near.values))
+    rows = await reading.transaction.fetch_all(sql.SEQUENCES, path_ids=list(labels))
+    async with indexes.using(scope, reading.sealer, named, len(near.values)) as index:
+        sequences = {row.path_id: row.sequence for row in rows}
+        await index.bring_up(reading.transaction, reading.sealer, named, sequences)
+        ranking = await _Ranking.of(index, list(labels), near)
+        return await _Search(reading, budget, wanted, labels, named, ranking).run()
+
+
+class _Ranking:
+    """The scores of all vectors that are searched, from which the best are taken as far as they are needed."""
+
+    def __init__(self, parts: list[tuple[PathVectors, int, list[float]]]) -> None:
+        self._parts = parts
+        self.count = sum(len(scores) for _, _, scores in parts)
+
+    @classmethod
+    async def of(cls, index: Index, path_ids: Sequence[bytes], near: Near) -> "_Ranking":
+        """Compare the vectors of some paths."""
+        query = quantized(near.values)
+        rows = max(1, SLICE_BYTES // index.dimensions)
+        pauses = Pauses()
+        parts = []
+        for path_id in path_ids:
+            vectors = index.paths.get(path_id)
+            for start in range(0, 0 if vectors is None else len(vectors.entries), rows):
+                assert vectors is not None  # noqa: S101  for the type checker: there is none without it
+                dots = await _dots(vectors.codes, query.codes, start, min(start + rows, len(vectors.entries)))
+                parts.append((vectors, start, _scores(vectors, start, dots, query, near.metric)))
+                await pauses.after(8 * len(dots))
+        return cls(parts)
+
+    async def best(self, count: int) -> list[tuple[PathVectors, int]]:
+        """The best so many, each as a place in the vectors of a path."""
+        pauses = Pauses()
+        found: list[tuple[float, int, int]] = []
+        for number, (_, _, scores) in enumerate(self._parts):
+            best = nlargest(count, range(len(scores)), key=scores.__getitem__)
+            found += [(scores[at], number, at) for at in best]
+            await pauses.after(8 * len(scores))
+        found = nlargest(count, found, key=lambda each: each[0])
+        return [(self._parts[number][0], self._parts[number][1] + at) for _, number, at in found]
+
+
+async def _dots(codes: bytearray, query: bytes, start: int, end: int) -> list[float]:
+    """The dot products of a query's codes and those of the vectors from ``start`` to ``end``."""
+    size = len(query)
+    if (end - start) * size < BESIDE_BYTES_MIN:
+        return _compared(codes, query, start, end)
+    return await asyncio.to_thread(_compared, codes, query, start, end)
+
+
+def _compared(codes: bytearray, query: bytes, start: int, end: int) -> list[float]:
+    size = len(query)
+    with memoryview(codes) as whole, whole[start * size : end * size] as part:
+        vectors = part.cast("b", (end - start, size))
+        dots = numkong.cdist(memoryview(query).cast("b", (1, size)), vectors, "dot")
+        products: list[float] = memoryview(cast(bytes, dots)).cast("B").cast("d").tolist()  # type: ignore[assignment]  # the driver has no types
+        del dots
+        vectors.release()
+    return products
+
+
+def _scores(vectors: PathVectors, start: int, dots: list[float], query: Vector, metric: Metric) -> list[float]:
+    score = _METRICS[metric]
+    end = start + len(dots)
+    return [
+        score(dot * query.scale * scale, query.length, length)
+        for dot, scale, length in zip(dots, vectors.scales[start:end], vectors.lengths[start:end], strict=True)
+    ]
+
+
+def _cosine(dot: float, one: float, other: float) -> float:
+    return dot / (one * other) if one and other else 0.0
+
+
+def _dot(dot: float, _one: float, _other: float) -> float:
+    return dot
+
+
+def _l2(dot: float, one: float, other: float) -> float:
+    return -math.sqrt(max(one * one + other * other - 2 * dot, 0.0))
+
+
+_METRICS: Final[dict[Metric, Score]] = {"cosine": _cosine, "dot": _dot, "l2": _l2}
+
+
+class _Search:
+    """One search, after everything was compared."""
+
+    def __init__(
+        self,
+        reading: Reading,
+        budget: Budget,
+        wanted: ItemSearch,
+        labels: dict[bytes, Labels],
+        named: bytes,
+        ranking: _Ranking,
+    ) -> None:
+        self._reading = reading
+        self._budget = budget
+        self._wanted = wanted
+        self._labels = labels
+        self._model_id = named
+        self._ranking = ranking
+        self._offset = wanted.offset
+        self._seen: set[tuple[bytes, bytes]] = set()
+        self._found: dict[tuple[bytes, bytes], Item] = {}
+
+    async def run(self) -> Page[Item]:
+        """Look up the best until there are as many as wanted."""
+        at = 0 if self._wanted.after is None else int(self._wanted.after[0])
+        if self._wanted.after is not None:
+            self._offset = int(self._wanted.after[1])
+        count = max(_RANKED_MIN, at + _RANKED_FACTOR * (self._offset + self._wanted.limit))
+        while True:
+            best = await self._ranking.best(count)
+            # An item has the score of its best vector; of one that was seen on an earlier page nothing comes again.
+            self._seen |= {_place(vectors.entries[each]) for vectors, each in best[:at]}
+            while at < len(best):
+                part = best[at : at + PART_ROWS]
+                if self._budget.rows < len(part) or self._budget.bytes <= 0:
+                    return await self._page(at)
+                took = await self._look_up(part)
+                at += took
+                if len(self._found) == self._wanted.limit:
+                    return await self._page(at if at < self._ranking.count else None)
+            if count >= self._ranking.count:
+                return await self._page(None)
+            count *= _RANKED_FACTOR
+
+    async def _page(self, at: int | None) -> Page[Item]:
+        """What was found with its scores, which are of the vectors as they came; and where the next page begins."""
+        path_ids, key_ids = [each[0] for each in self._found], [each[1] for each in self._found]
+        rows = await self._reading.transaction.fetch_all(
+            sql.OF_MODEL, path_ids=path_ids, key_ids=key_ids, model_id=self._model_id
+        )
+        scores: dict[tuple[bytes, bytes], float] = {}
+        assert self._wanted.near is not None  # noqa: S101  for the type checker: it is why this runs
+        for row in rows:
+            await self._reading.pauses.after(len(row.envelope))
+            _, vectors = open_vectors(self._reading.sealer, row.columns, row.envelope, row.member)
+            scores[row.path_id, row.key_id] = max(_score(self._wanted.near, each) for each in vectors)
+        found = [replace(item, score=scores[place]) for place, item in self._found.items()]
+        found.sort(key=lambda each: each.score or 0.0, reverse=True)
+        return Page(found, None if at is None else (str(at), str(self._offset)))
+
+    async def _look_up(self, part: Sequence[tuple[PathVectors, int]]) -> int:
+        """Look at some of the best in their order; returns how many of them were dealt with."""
+        new = [(vectors, at) for vectors, at in part if _place(vectors.entries[at]) not in self._seen]
+        rows = await self._reading.rows([*dict.fromkeys(_place(vectors.entries[at]) for vectors, at in new)])
+        self._budget.rows -= len(rows)
+        for number, (vectors, at) in enumerate(part, 1):
+            entry = vectors.entries[at]
+            place = _place(entry)
+            if place in self._seen or not vectors.is_newest(entry):
+                continue
+            self._seen.add(place)
+            row = rows.get(place)
+            if row is None:
+                vectors.forget(entry)
+                continue
+            if row.over or row.revision != entry.revision:
+                continue
+            item = await self._reading.opened(row, self._labels[row.path_id])
+            if self._wanted.filter is not None and not self._wanted.filter.matches(item.value):
+                continue
+            if self._offset:
+                self._offset -= 1
+                continue
+            self._found[place] = item
+            self._budget.bytes -= len(row.envelope)
+            if self._wanted.refresh:
+                self._reading.keep(row)
+            if len(self._found) == self._wanted.limit:
+                return number
+        return len(part)
+
+
+def _score(near: Near, vector: Vector) -> float:
+    values = vector.values()
+    dot = math.fsum(one * other for one, other in zip(near.values, values, strict=True))
+    if near.metric == "l2":
+        return -math.dist(near.values, values)
+    return _METRICS[near.metric](dot, math.hypot(*near.values), vector.length)
+
+
+def _place(entry: Entry) -> tuple[bytes, bytes]:
+    return entry.path_id, entry.key_id
