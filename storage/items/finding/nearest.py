@@ -45,8 +45,7 @@ async def nearest(reading: Reading, scope: Scope, indexes: Indexes, budget: Budg
         ItemIndexTooLarge: The subject has more vectors by this model than are searched.
     """
     assert wanted.near is not None  # noqa: S101  for the type checker: the caller looked
-    paths = (await reading.all_paths()).labels
-    labels = {name: each for name, each in paths.items() if matching.begins_with(each, wanted.prefix)}
+    labels = await reading.paths_like(lambda each: matching.begins_with(each, wanted.prefix))
     if not labels:
         return Page([], None)
     near = wanted.near
