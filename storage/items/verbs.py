@@ -14,8 +14,9 @@ import msgspec
 
 from crypto import KeyDestroyed, Sealer
 from storage.access.access import Access
-from storage.access.idempotency import claim, settle
+from storage.access.idempotency import claim, keep, replayed, settle
 from storage.access.storing import Beside
+from storage.clock import Clock
 from storage.control.features import ITEMS, Features
 from storage.errors import (
     ItemExists,
@@ -23,6 +24,7 @@ from storage.errors import (
     ItemNotFound,
     ItemPathsExceeded,
     LegalHold,
+    LostRaceError,
     NotFound,
     RowQuotaExceeded,
     StorageError,
@@ -215,17 +217,17 @@ class Items:
     async def _write(
         self, scope: Scope, batch: Batch, idempotency: Idempotency | None, share: ClientShare | None
     ) -> list[Outcome | None]:
+        once = _Once(idempotency, batch, self._access.clock)
+
         async def attempt(sealer: Sealer) -> Sequence[Outcome]:
             async with self._access.unit_of_work.begin_step(scope) as transaction:
-                if idempotency is not None:
-                    before = await claim(transaction, sealer, idempotency, self._access.clock.now(), list[_Receipt])
-                    if before is not None:
-                        return [each.outcome() for each in before]
+                before = await once.begin(transaction, sealer)
+                if before is not None:
+                    return before
                 outcomes = await Writing(self._access, transaction, scope, sealer).run(batch.writes)
                 if batch.atomic and any(isinstance(each, StorageError) for each in outcomes):
                     raise _UndoneError(outcomes)
-                if idempotency is not None:
-                    await settle(transaction, sealer, idempotency, [_Receipt.of(each) for each in outcomes])
+                await once.end(transaction, sealer, outcomes)
                 return outcomes
 
         try:
@@ -240,6 +242,44 @@ class Items:
             raise
         except _UndoneError as undone:
             return [each if isinstance(each, StorageError) else None for each in undone.outcomes]
+
+
+class _Once:
+    """That a batch of writes happens once, however often its request comes.
+
+    Writes under conditions are decided once, so their key is claimed before. Others may be decided again and rolled
+    back: their receipt is written in one statement, which finds out whether there was one.
+    """
+
+    def __init__(self, idempotency: Idempotency | None, batch: Batch, clock: Clock) -> None:
+        self._idempotency = idempotency
+        self._claims = batch.atomic or any(each.if_absent or each.if_revision is not None for each in batch.writes)
+        self._clock = clock
+        self._is_repeated = False
+
+    async def begin(self, transaction: Transaction, sealer: Sealer) -> list[Outcome] | None:
+        """What became of the writes, if they happened before."""
+        before = None
+        if self._idempotency is not None and self._claims:
+            before = await claim(transaction, sealer, self._idempotency, self._clock.now(), list[_Receipt])
+        elif self._idempotency is not None and self._is_repeated:
+            before = await replayed(transaction, sealer, self._idempotency, list[_Receipt])
+        return None if before is None else [each.outcome() for each in before]
+
+    async def end(self, transaction: Transaction, sealer: Sealer, outcomes: Sequence[Outcome]) -> None:
+        """Keep what became of the writes.
+
+        Raises:
+            LostRaceError: They happened before: roll back and begin again.
+        """
+        if self._idempotency is None:
+            return
+        receipt = [_Receipt.of(each) for each in outcomes]
+        if self._claims:
+            await settle(transaction, sealer, self._idempotency, receipt)
+        elif not await keep(transaction, sealer, self._idempotency, self._clock.now(), receipt):
+            self._is_repeated = True
+            raise LostRaceError
 
 
 def _makes(write: ItemWrite) -> bool:
