@@ -37,6 +37,7 @@ _REASONS = {
     "client-share": "its client-held share was not sent",
     "archived": "was archived, and could not be read",
     "damaged": "is damaged where it was exported",
+    "damaged-vectors": "has damaged vectors where it was exported: it is here without them",
     "expired": "was over by now",
 }
 # What was not imported for these reasons is nothing that should be here.
@@ -256,7 +257,7 @@ def _report(report: dict[str, Any], *, as_json: bool) -> None:
     else:
         names = (
             "threads", "checkpoints", "pending_writes", "artifacts", "state_schemas", "verified", "passed_over",
-            "items", "items_passed_over",
+            "items", "items_verified", "items_passed_over",
         )  # fmt: skip
         render.record({name: f"{report.get(name, 0):,}" for name in names})
         if missing:

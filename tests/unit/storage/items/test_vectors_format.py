@@ -83,6 +83,7 @@ HEAD = bytes.fromhex("01 0001 0002 0001 6d")
 GARBLED = {
     "nothing": b"",
     "another format": b"\x02" + HEAD[1:] + bytes(14),
+    "no vector": HEAD.replace(b"\0\1", b"\0\0", 1),
     "a vector too few": HEAD,
     "a vector too many": HEAD + bytes(28),
     "half a vector": HEAD + bytes(13),
