@@ -7,22 +7,25 @@ from storage.items.model import ANY_LABEL, Labels, PathSearch
 
 # Paths that are looked at in one slice of work.
 SLICE_PATHS: Final = 1_000
+# Paths whose first label begins so belong to adapters, as channels of such names do.
+ADAPTERS_PREFIX: Final = "~"
 
 
 def begins_with(labels: Labels, prefix: Labels) -> bool:
-    """Whether a path begins with these labels, each as it is."""
-    return labels[: len(prefix)] == prefix
+    """Whether a path begins with these labels, each as it is; an adapter's own only if its first label is named."""
+    return labels[: len(prefix)] == prefix and (bool(prefix) or not labels[0].startswith(ADAPTERS_PREFIX))
 
 
 def matcher(wanted: PathSearch) -> Callable[[Labels], bool]:
-    """Whether a path begins and ends as it should; ``*`` stands for any one label."""
+    """Whether a path begins and ends as it should; ``*`` stands for any one label, but for no adapter's first one."""
     least = max(len(wanted.prefix), len(wanted.suffix))
     # Only what is said of labels is compared; those of a suffix are counted from the end.
     said = [(number, label) for number, label in enumerate(wanted.prefix) if label != ANY_LABEL]
     said += [(number, label) for number, label in enumerate(wanted.suffix, -len(wanted.suffix)) if label != ANY_LABEL]
+    names_first = bool(wanted.prefix) and wanted.prefix[0] != ANY_LABEL
 
     def matches(labels: Labels) -> bool:
-        if len(labels) < least:
+        if len(labels) < least or not (names_first or not labels[0].startswith(ADAPTERS_PREFIX)):
             return False
         for number, label in said:  # noqa: SIM110  a generator would take three times as long
             if labels[number] != label:

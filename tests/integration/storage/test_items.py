@@ -238,3 +238,12 @@ async def test_requests_with_one_key_at_the_same_moment_write_once(store, scope)
     outcomes = await asyncio.gather(*(repeat() for _ in range(6)))
     assert len({revision for revision, _ in outcomes}) == 1
     assert sorted(replayed for _, replayed in outcomes) == [False] + [True] * 5
+
+
+async def test_paths_of_adapters_are_found_by_who_names_them_only(store, scope):
+    await write(store, scope, put("a", {}, path=("~cache", "1")), put("b", {}, path=("memories",)))
+    assert await keys(store, scope, ()) == ["b"]
+    assert await keys(store, scope, ("~cache",)) == ["a"]
+    assert await paths(store, scope) == await paths(store, scope, prefix=("*",)) == [("memories",)]
+    assert await paths(store, scope, suffix=("1",)) == []
+    assert await paths(store, scope, prefix=("~cache",), suffix=("1",)) == [("~cache", "1")]
