@@ -51,6 +51,11 @@ class Budget:
     rows: int = ITEM_OPENED_ROWS_MAX
     bytes: int = ITEM_OPENED_BYTES_MAX
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing more may be looked at or opened."""
+        return min(self.scan_rows, self.rows, self.bytes) <= 0
+
 
 async def search(reading: Reading, budget: Budget, wanted: ItemSearch) -> Page[Item]:
     """The items that a search finds.
@@ -80,7 +85,7 @@ class _Search:
     async def run(self) -> Page[Item]:
         """Go on until there are as many as wanted, nothing is left, or the budget is."""
         while not self._walk.ended:
-            if self._budget.scan_rows <= 0:
+            if self._budget.is_spent:
                 return self._page_so_far()
             places = await self._walk.next(min(PAGE_ROWS, self._budget.scan_rows))
             self._budget.scan_rows -= self._walk.scanned
