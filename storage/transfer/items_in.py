@@ -49,7 +49,7 @@ from storage.postgres.unit_of_work import Transaction
 from storage.scope import ClientShare, Scope
 from storage.statements.items import items as sql
 from storage.statements.items import vectors as vectors_sql
-from storage.statements.rules.retention import holds_lock
+from storage.statements.rules.retention import BEGIN_ROUNDS, holds_lock
 from storage.threads.holds import tenant_is_held
 from storage.transfer.exporting import Progress
 from storage.transfer.items_rows import StoredPath, reads_back
@@ -330,6 +330,7 @@ class _Settling:
         self._incoming = _Vectors(staged.vectors)
         self._stored_items, self._stored_vectors = LiveSet(), LiveSet()
         self._raised_by: int | None = None
+        self._ends = False
         self._pauses = Pauses()
         self._arrived = Arrived()
 
@@ -352,6 +353,8 @@ class _Settling:
             self._arrived.path = StoredPath(named, before, path.sequence, seal, stored)
         if self._arrived.items or not path.items.count:
             await store_paths(self._transaction, self._sealer, [path])
+        if self._ends:  # last: whoever waits here has all of its locks
+            await self._transaction.run(BEGIN_ROUNDS, owner=scope.tenant_id)
         return self._arrived
 
     async def _batch(self, first: int, records: Sequence[ItemRecord]) -> None:
@@ -377,6 +380,7 @@ class _Settling:
                 self._arrived.pass_over(record.key, "expired")
             else:
                 puts.append(self._put(key, record, row) | {"indexed": bool(self._staged.indexed[number])})
+                self._ends |= record.expires_at is not None
                 revisions[number] = key, self._path.sequence
                 if row.indexed:
                     indexed.append((in_path, key))

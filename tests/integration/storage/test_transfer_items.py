@@ -189,6 +189,19 @@ async def test_items_come_over_with_their_subject(here, there, scope, target):
     assert ("import.items", "subject:user-1") in await events(there, target)
 
 
+async def test_a_tenant_that_says_nothing_of_retention_has_rounds_once_items_came_that_will_be_over(
+    here, there, scope, target
+):
+    other = Scope(uuid4(), "user-1")
+    await write(here, scope, put("a", {}, ttl_seconds=60))
+    await write(here, other, put("a", {}))
+    await moved(here, there, scope, target)
+    assert await there.retaining.status(TenantScope(target.tenant_id)) is not None
+    still = Scope(uuid4(), "user-1")
+    assert (await moved(here, there, other, still)).items == 1
+    assert await there.retaining.status(TenantScope(still.tenant_id)) is None
+
+
 async def test_revisions_go_on_where_they_were_after_a_deletion_too(here, there, scope, target):
     await write(here, scope, put("a", {"n": 1}), put("b", {"n": 2}), delete("b"))
     await moved(here, there, scope, target)
