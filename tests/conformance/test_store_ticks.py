@@ -343,9 +343,7 @@ class TestWhoAsks:
         async def on_a_loop(name):
             await asyncio.gather(*(store.aput(PATH, f"{name}-{number}", {}) for number in range(10)))
             both.wait(30)
-            found = await store.asearch(PATH, limit=100)
-            await store.aclose()
-            return len(found)
+            return len(await store.asearch(PATH, limit=100))  # connections are closed with their loop
 
         def blocking(name):
             for number in range(10):
