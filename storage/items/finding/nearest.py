@@ -5,12 +5,13 @@ event loop, by a kernel that lets go of the interpreter's lock; then the best ar
 until there are as many as wanted. An item's row is the only authority: what is not there any more, is over or is at
 another revision than its vectors is no hit, and the search goes on behind it.
 
-An item that is put while a search of it is under way may be missing from that search.
+An item that is put while a search of it is under way may be missing from that search: others that began later may have
+opened more than its snapshot has.
 """
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from heapq import nlargest
 from typing import Final, cast
@@ -55,7 +56,7 @@ async def nearest(reading: Reading, scope: Scope, indexes: Indexes, budget: Budg
         sequences = {row.path_id: row.sequence for row in rows}
         await index.bring_up(reading.transaction, reading.sealer, named, sequences)
         ranking = await _Ranking.of(index, list(labels), near)
-        return await _Search(reading, budget, wanted, labels, named, ranking).run()
+        return await _Search(reading, budget, wanted, labels, named, sequences, ranking).run()
 
 
 class _Ranking:
@@ -146,6 +147,7 @@ class _Search:
         wanted: ItemSearch,
         labels: dict[bytes, Labels],
         named: bytes,
+        sequences: Mapping[bytes, int],
         ranking: _Ranking,
     ) -> None:
         self._reading = reading
@@ -153,6 +155,7 @@ class _Search:
         self._wanted = wanted
         self._labels = labels
         self._model_id = named
+        self._sequences = sequences
         self._ranking = ranking
         self._offset = wanted.offset
         self._seen: set[tuple[bytes, bytes]] = set()
@@ -209,7 +212,8 @@ class _Search:
             self._seen.add(place)
             row = rows.get(place)
             if row is None:
-                vectors.forget(entry)
+                if entry.sequence <= self._sequences[entry.path_id]:  # it was there, and is not any more
+                    vectors.forget(entry)
                 continue
             if row.over or row.revision != entry.revision:
                 continue

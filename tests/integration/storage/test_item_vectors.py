@@ -8,12 +8,14 @@ import pytest
 
 from storage.control.features import ITEMS
 from storage.encoding import encode_msgpack
-from storage.errors import IntegrityFailure, ItemIndexTooLarge, ItemMoved, ItemNotFound
+from storage.errors import IntegrityFailure, ItemIndexTooLarge, ItemMoved, ItemNotFound, NotFound
 from storage.format.items.vectors import quantized
 from storage.items import filters
 from storage.items.finding.index import INDEX_SECONDS, Indexes
-from storage.items.finding.nearest import BESIDE_BYTES_MIN
+from storage.items.finding.nearest import BESIDE_BYTES_MIN, nearest
+from storage.items.finding.searching import Budget
 from storage.items.model import Batch, ItemName, ItemSearch, ItemWrite, ModelVectors, Near
+from storage.items.reading import Reading
 from storage.model import Value
 from storage.scope import ClientShare, Scope
 from tests.support.archive_rows import opened
@@ -100,6 +102,23 @@ async def test_a_put_replaces_all_vectors_and_a_deleted_item_is_no_hit(store, sc
     assert await found(store, scope, unit(0.0)) == ["a"]
     await write(store, scope, put("c", unit(0.0)))
     assert await found(store, scope, unit(0.0)) == ["c", "a"]
+
+
+async def test_a_search_of_an_earlier_moment_takes_nothing_from_later_ones(store, scope):
+    await write(store, scope, put("old", unit(0.1)))
+
+    async def of_before(sealer):
+        async with store.unit_of_work.snapshot(scope) as transaction:
+            reading = Reading(transaction, scope, sealer, store.items.lists, store.items.keeping)
+            assert len(await reading.paths_like(lambda _: True)) == 1  # it sees what is there now
+            await write(store, scope, put("new", unit(0.0)))
+            assert await found(store, scope, unit(0.0)) == ["new", "old"]
+            wanted = ItemSearch(near=Near(MODEL, unit(0.0), "cosine"))
+            return await nearest(reading, scope, store.items.indexes, Budget(), wanted)
+
+    page = await store.items._access.with_existing_keys(scope, of_before, NotFound())
+    assert [each.name.key for each in page.items] == ["old"]
+    assert await found(store, scope, unit(0.0)) == ["new", "old"]
 
 
 async def test_pages_are_full_whatever_is_filtered_and_gone(store, scope):
@@ -197,9 +216,7 @@ def test_a_vector_of_zeros_is_like_nothing():
     assert array("b", quantized([1.0, -1.0, 0.25]).codes).tolist() == [127, -127, 32]
 
 
-async def test_opened_vectors_are_forgotten_when_nobody_uses_them_and_not_kept_under_a_share(
-    database, root_key, scope
-):
+async def test_opened_vectors_are_forgotten_when_nobody_uses_them_and_not_kept_under_a_share(database, root_key, scope):
     now = [0.0]
     async with opened(database, root_key) as store:
         await switch_on(store, ITEMS)
