@@ -343,6 +343,20 @@ async def test_items_that_are_passed_over_keep_the_vectors_that_they_have(here, 
     assert await sound(there, target)
 
 
+async def test_each_item_gets_its_own_vectors_though_others_are_passed_over(here, there, scope, target):
+    given = {f"k{number:02}": of(turned(number / 9)) for number in range(70)}
+    await write(here, scope, *(put(key, {"key": key}, vectors=(vectors,)) for key, vectors in given.items()))
+    await write(here, scope, put("k08", {"key": "k08"}), put("k64", {"key": "k64"}))
+    await write(there, target, *(put(f"k{number:02}", {"n": "here"}) for number in range(0, 70, 3)))
+    report = await moved(here, there, scope, target, skip_existing=True)
+    assert (report.items, report.items_verified, report.items_passed_over) == (46, 46, 24)
+    expected = [each for each in await near(here, scope, turned(2)) if int(each[0].key[1:]) % 3]
+    found = await near(there, target, turned(2))
+    assert [(name, score) for name, _, score in found] == [(name, score) for name, _, score in expected]
+    assert len(found) == 44
+    assert await sound(there, target)
+
+
 async def test_what_is_over_here_is_replaced_by_an_item_with_its_vectors(here, there, scope, target):
     await write(here, scope, put("a", {"n": 1}, vectors=(of(turned(0)),)))
     await write(there, target, put("a", {}, ttl_seconds=60, vectors=(of(turned(3)), of((1, 2), model="old"))))
