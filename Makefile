@@ -29,8 +29,13 @@ help: ## Show this list
 setup: $(if $(findstring /,$(UV)),$(UV)) ## Install the locked environment into .venv
 	@$(UV) sync --frozen --inexact --quiet
 
+# What finds memories in the demo; there are not wheels of it for every platform, and the demo goes on without it.
+.PHONY: model
+model: setup
+	@$(UV) sync --frozen --inexact --quiet --group demo || echo 'The embedding model of the demo could not be installed.' >&2
+
 .PHONY: demo
-demo: setup ## Show an agent that crashes, resumes and forks, on real engines (a minute)
+demo: model ## Show an agent that crashes, resumes, forks and remembers, on real engines (a minute)
 	@$(RUN) python examples/demo.py
 
 .PHONY: serve
@@ -39,7 +44,7 @@ serve: setup ## Run the gateway with embedded PostgreSQL and S3; data in DATA_DI
 
 # The default suite. One file on one worker, in the order of `testpaths` and the tree: what is long comes first, the quick unit tests fill
 # the end.
-SUITE := -m 'not soak and not mixed and not victims and not clients and not deployed' -n 3 --dist loadfile --no-loadscope-reorder
+SUITE := -m 'not soak and not mixed and not victims and not clients and not ecosystem and not deployed' -n 3 --dist loadfile --no-loadscope-reorder
 
 # Twice as many workers as a small machine has cores: some of these tests wait.
 .PHONY: unit
@@ -47,7 +52,7 @@ unit: setup ## Run the quick tests that need no engines: the loop while one work
 	@$(RUN) pytest -q -m 'not soak and not slow' -n 4 --dist worksteal tests/unit sdk/python/tests $(PYTEST_ARGS)
 
 .PHONY: test
-test: setup ## Run the tests (PYTEST_ARGS=... is passed on)
+test: model ## Run the tests (PYTEST_ARGS=... is passed on)
 	@$(RUN) pytest $(SUITE) $(PYTEST_ARGS)
 
 # Floors, in branches: of what decides about keys, formats and conversions, tests that need no engines cover all; of
@@ -62,7 +67,7 @@ coverage-core: setup ## Fail if a branch of crypto, state migrations or formats 
 	@$(RUN) coverage report --show-missing --skip-covered --include='$(CORE)' --fail-under=100
 
 .PHONY: coverage
-coverage: setup ## Run the tests, measure the branches they cover, and fail below 95 in a hundred
+coverage: model ## Run the tests, measure the branches they cover, and fail below 95 in a hundred
 	@$(RUN) coverage erase
 	@$(RUN) coverage run -m pytest $(SUITE) $(PYTEST_ARGS)
 	@$(RUN) coverage combine --quiet
@@ -148,6 +153,11 @@ clients: setup ## Lint the OpenAPI document; generate, compile and use clients i
 	@$(UV) venv --quiet --allow-existing .cache/clients/python
 	@$(UV) pip install --quiet --python .cache/clients/python -r tests/clients/requirements.txt
 	@$(RUN) pytest -m clients tests/clients $(PYTEST_ARGS)
+
+# Packages of others that the default environment does not have: they bring along what they use of providers.
+.PHONY: ecosystem
+ecosystem: setup ## Run what others made for LangGraph's stores on ours, and their stores through our suite (half a minute)
+	@$(RUN) --group bench --group ecosystem pytest -m ecosystem tests/conformance $(PYTEST_ARGS)
 
 # Each tool that is missing fails the test that needs it, which names Debian's package: podman, haproxy, nginx, prometheus, ...
 .PHONY: deployed

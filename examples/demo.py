@@ -1,6 +1,8 @@
-"""The story of Stateroom in half a minute: crash, resume, fork, isolation, and nothing readable on disk.
+"""The story of Stateroom in half a minute: crash, resume, fork, memory, isolation, and nothing readable on disk.
 
-Runs a gateway with its own PostgreSQL and S3 in a temporary folder, and `travel_agent.py` in processes of its own.
+Runs a gateway with its own PostgreSQL and S3 in a temporary folder, and `travel_agent.py` and `memory_agent.py` in
+processes of their own. What is remembered is found by an embedding model that needs no network; where that is not
+installed, the demo says so and leaves memory out.
 Exits with 0 only if every claim it prints was checked and held; with 1 and the claim that did not otherwise. It
 needs no network, and stops every process that it started.
 """
@@ -13,27 +15,40 @@ import secrets
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import plaintext_search
+from offline_embedding import OfflineEmbedding
 
 from gateway.cli.environment import bypass_proxies
+from storage.format.items.vectors import quantized
 
 HERE = Path(__file__).parent
 AGENT = HERE / "travel_agent.py"
+MEMORY_AGENT = HERE / "memory_agent.py"
 STATEROOM = Path(sys.executable).with_name("stateroom")
 SUBJECT, STRANGER, THREAD = "user-42", "user-43", "trip-7"
 SERVICE = ["state:read", "state:write", "subject:act_as"]  # what a service needs that acts for users
 WAIT_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.05
 LOG_LINES_MAX = 30
+# No question shares a word with its answer but "she", "her" and the like.
+QUESTIONS = {
+    "What may a vegetarian dinner be?": "diet",
+    "Which exhibition would she enjoy?": "museum",
+    "Who looks after the pet?": "dog",
+    "How much money can we spend?": "budget",
+}
+VECTORS_TABLE = "stateroom.item_vectors"
+DIMENSIONS_SOUGHT = 64  # of a vector: what is stored in pieces is found by a part of it
 
 
 class NotHeldError(Exception):
@@ -222,6 +237,48 @@ def fork(gateway: Gateway, agent: Agent, finished: dict[str, Any], request: str)
     return forked
 
 
+def memory(gateway: Gateway) -> dict[str, str]:
+    """Remember facts, and find them by what they mean in another process; returns them, or none without the model."""
+    (told,) = remembering(gateway, "remember")
+    if told["event"] == "not-installed":
+        tell("memory", f"left out: {told['missing']}")
+        return {}
+    facts: dict[str, str] = told["facts"]
+    tell("memory", f"an agent remembered {len(facts)} facts; another process asked for them by what they mean:")
+    recalled = remembering(gateway, "recall", *QUESTIONS)
+    hold("every question is answered", [each["question"] for each in recalled] == [*QUESTIONS])
+    for each in recalled:
+        question, (best, second) = each["question"], each["hits"]
+        hold(f"{question} finds: {facts[QUESTIONS[question]]}", best["key"] == QUESTIONS[question])
+        tell("", f"{question:<34}-> {best['text']} ({best['score']:.2f}, the next {second['score']:.2f})")
+    listed = gateway.call("POST", "/items:search", subject=STRANGER, body={}).json()
+    hold("another user of the tenant remembers nothing of it", listed["items"] == [])
+    return facts
+
+
+def remembering(gateway: Gateway, *arguments: str) -> list[dict[str, Any]]:
+    """Run a command of the agent that remembers; returns its events."""
+    done = subprocess.run(
+        [sys.executable, MEMORY_AGENT, "--subject", SUBJECT, *arguments],
+        env=os.environ | gateway.environ,
+        stdout=subprocess.PIPE,
+        timeout=WAIT_SECONDS_MAX,
+        check=False,
+    )
+    hold(f"the agent can {arguments[0]}", done.returncode == 0)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def forms_of_vectors(texts: Sequence[str]) -> list[bytes]:
+    """How vectors of texts would stand in a row that is not sealed: a part of each, as any usual numbers."""
+    forms = []
+    for vector in OfflineEmbedding().embed_documents([*texts]):
+        part, stored = vector[:DIMENSIONS_SOUGHT], quantized(vector)
+        forms += [struct.pack(f"{order}{len(part)}{kind}", *part) for order in "<>" for kind in "fe"]
+        forms += [stored.codes[:DIMENSIONS_SOUGHT], stored.direction[: 2 * DIMENSIONS_SOUGHT]]
+    return list(dict.fromkeys(forms))
+
+
 def isolation(gateway: Gateway) -> None:
     """Look at the trip as somebody else."""
     created = gateway.call(
@@ -257,27 +314,41 @@ def stored_bytes(value: Any) -> bytes:
 
 
 def nothing_readable(
-    gateway: Gateway, conversation: list[str], inflate: plaintext_search.Inflate = plaintext_search.inflate
+    gateway: Gateway,
+    conversation: list[str],
+    inflate: plaintext_search.Inflate = plaintext_search.inflate,
+    *,
+    facts: Sequence[str] = (),
 ) -> None:
-    """Search what the gateway left on disk, after it stopped, for the conversation.
+    """Search what the gateway left on disk, after it stopped, for what was said and remembered.
 
     Args:
         gateway: The one that was stopped.
         conversation: What must be readable nowhere.
         inflate: How the search opens a zstd frame; it has to find what was stored compressed but unsealed.
+        facts: What was remembered, each with a vector: neither may be there.
     """
-    found = plaintext_search.search(gateway.data_dir, conversation, inflate)
+    vectors = forms_of_vectors(facts) if facts else []
+    found = plaintext_search.search(gateway.data_dir, [*conversation, *facts, *vectors], inflate)
     for place, truth in found.controls.items():
         hold(f"the search finds a compressed, unsealed value in {place}", truth)
-    found.look("the gateway's log", gateway.log.read_bytes(), conversation)
-    leaked = found.leaked(conversation)
-    hold(f"the conversation is readable nowhere (found {leaked})", not leaked)
+    found.look("the gateway's log", gateway.log.read_bytes(), [*conversation, *facts])
+    leaked = found.leaked([*conversation, *facts])
+    hold(f"what was said and remembered is readable nowhere (found {leaked})", not leaked)
     tell(
         "search",
         f"{len(conversation)} texts of the conversation are in none of {found.files} files, {found.rows} rows and",
     )
     tell("", f"{found.objects} S3 objects, nor in {found.frames} zstd frames among them; all {len(found.controls)}")
     tell("", "controls, stored compressed but unsealed, were found")
+    if facts:
+        places = found.leaked(vectors).values()
+        hold(f"no vector is readable anywhere (found in {[*places]})", not places)
+        hold("each fact has a row of vectors", found.rows_of[VECTORS_TABLE] == len(facts))
+        tell(
+            "",
+            f"nor are {len(facts)} facts, nor their vectors, as floats of any size or as bytes: their rows are sealed",
+        )
 
 
 def story(folder: Path, stack: contextlib.ExitStack) -> None:
@@ -298,12 +369,13 @@ def story(folder: Path, stack: contextlib.ExitStack) -> None:
     left = crash(gateway, agent, request)
     finished = resume(agent, left)
     fork(gateway, agent, finished, request.replace("Lisbon", "Porto"))
+    facts = memory(gateway)
     isolation(gateway)
     conversation = [passport, request, finished["last"], "seat by the window", "A quiet room above the river"]
     stored = stored_bytes(gateway.load(finished["checkpoint_id"])["state"])
     hold("the gateway gives the whole conversation back", all(text.encode() in stored for text in conversation))
     hold("the gateway stops cleanly", gateway.stop() == 0)
-    nothing_readable(gateway, conversation)
+    nothing_readable(gateway, conversation, facts=[*facts.values()])
 
 
 def interrupted(number: int, _: object) -> None:

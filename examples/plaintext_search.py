@@ -1,15 +1,17 @@
 """Looks for plaintext in everything a stopped Stateroom leaves behind: files, rows and objects.
 
 Owns the search of the demo, and the controls that tell whether it can find anything: values stored compressed but not
-sealed. A text counts as found as it is, or inside any zstd frame, wherever the frame begins. Rows and objects are read
-through PostgreSQL (as superuser) and S3 besides the files, because both cut long values into pieces. The engines are
-run by the search itself, without a gateway. It does not look for text in other encodings or encrypted disks.
+sealed. What is looked for is a text or bytes; it counts as found as it is, or inside any zstd frame, wherever the frame
+begins. Rows and objects are read through PostgreSQL (as superuser) and S3 besides the files, because both cut long
+values into pieces. The engines are run by the search itself, without a gateway. It does not look for text in other
+encodings or encrypted disks.
 """
 
 import asyncio
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ SMALL_BYTES, LARGE_BYTES = 512, 4096  # kept inside its row; kept beside the tab
 LITERAL_CHARACTERS = 16  # so many of a control in a row would be seen without decompressing anything
 
 Inflate = Callable[[bytes, int], bytes]
+Needle = str | bytes
 
 
 class Control:
@@ -64,30 +67,32 @@ def inflate(data: bytes, at: int) -> bytes:
 
 @dataclass
 class Found:
-    """What a search met: how much it read, which texts it found where, and whether it found its own controls."""
+    """What a search met: how much it read, what it found where, and whether it found its own controls."""
 
     inflate: Inflate = inflate
     files: int = 0
     rows: int = 0
+    rows_of: Counter[str] = field(default_factory=Counter)
     objects: int = 0
     frames: int = 0
-    hits: dict[str, set[str]] = field(default_factory=dict)
+    hits: dict[Needle, set[str]] = field(default_factory=dict)
     controls: dict[str, bool] = field(default_factory=dict)
 
-    def look(self, place: str, data: bytes, texts: list[str]) -> None:
-        """Look for the texts in some bytes, and in every zstd frame among them."""
-        self._note(place, data, texts)
+    def look(self, place: str, data: bytes, needles: Sequence[Needle]) -> None:
+        """Look for texts and bytes in some bytes, and in every zstd frame among them."""
+        wanted = [(each, each if isinstance(each, bytes) else each.encode()) for each in needles]
+        self._note(place, data, wanted)
         at = data.find(ZSTD_MAGIC)
         while at >= 0:
             opened = self.inflate(data, at)
             self.frames += bool(opened)
-            self._note(f"{place}, compressed", opened, texts)
+            self._note(f"{place}, compressed", opened, wanted)
             at = data.find(ZSTD_MAGIC, at + 1)
 
-    def _note(self, place: str, data: bytes, texts: list[str]) -> None:
-        for text in texts:
-            if text.encode() in data:
-                self.hits.setdefault(text, set()).add(place)
+    def _note(self, place: str, data: bytes, wanted: list[tuple[Needle, bytes]]) -> None:
+        for needle, stored in wanted:
+            if stored in data:
+                self.hits.setdefault(needle, set()).add(place)
 
     def take_control(self, what: str, control: Control, place: str) -> None:
         """Note whether a control was found where it was stored, and that it is none of the texts that leaked."""
@@ -95,25 +100,26 @@ class Found:
             each.startswith(place) and each.endswith(", compressed") for each in self.hits.get(control.text, ())
         )
 
-    def leaked(self, texts: list[str]) -> dict[str, set[str]]:
-        """Which of the texts were found, and where."""
-        return {text: self.hits[text] for text in texts if text in self.hits}
+    def leaked(self, needles: Sequence[Needle]) -> dict[Needle, set[str]]:
+        """Which of the texts and bytes were found, and where."""
+        return {each: self.hits[each] for each in needles if each in self.hits}
 
 
-def search(data_dir: Path, texts: list[str], inflate: Inflate = inflate) -> Found:
-    """Look everywhere for ``texts`` and for controls, which this stores compressed but not sealed.
+def search(data_dir: Path, needles: Sequence[Needle], inflate: Inflate = inflate) -> Found:
+    """Look everywhere for ``needles`` and for controls, which this stores compressed but not sealed.
 
     Args:
         data_dir: The folder of an embedded gateway that was stopped.
-        texts: What must not be there.
+        needles: What must not be there.
         inflate: How a frame is opened.
     """
     small, large, listed, blob, archived = (Control(size) for size in (SMALL_BYTES, *[LARGE_BYTES] * 4))
-    wanted = [*texts, *(each.text for each in (small, large, listed, blob, archived))]
+    wanted = [*needles, *(each.text for each in (small, large, listed, blob, archived))]
     found = Found(inflate)
     with EmbeddedPostgres(data_dir) as postgres, EmbeddedS3(data_dir) as s3:
         for row in asyncio.run(_rows(postgres, small, large, listed)):
             found.rows += 1
+            found.rows_of[row["found_in"]] += 1
             for name, value in row.items():
                 found.look(f"rows of {row['found_in']}: {name}", _bytes_of(value), wanted)
         for bucket, name, data in _objects(s3, {s3.bucket: blob, s3.archive_bucket: archived}):

@@ -85,7 +85,7 @@ class Remote:
         with self.connect() as connection:
             self.print_list(connection.pages(path, member, query=query, rows_wanted=page.rows_wanted), page, listing)
 
-    def print_list(self, items: Iterable[dict[str, Any]], page: Page, listing: "Listing") -> None:
+    def print_list(self, items: Iterable[Any], page: Page, listing: "Listing") -> None:
         """Print as many items as the page has, and say whether there are more."""
         rows, more = [], False
         for count, item in enumerate(items):
@@ -114,7 +114,7 @@ class Listing:
 
     columns: dict[str, str]
     empty: str
-    row: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    row: Callable[[Any], dict[str, Any]] = dict
 
 
 def as_either(operator_help: str, *options: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from gateway.cli.remote import (
     archive,
     artifacts,
     checkpoints,
+    items,
     keys,
     retention,
     threads,
@@ -35,6 +36,7 @@ COMMAND_GROUPS: list[CommandGroupDict] = [
             "checkpoint",
             "artifact",
             "workspace",
+            "item",
             "audit",
             "archive",
             "restore",
@@ -92,8 +94,8 @@ def commands() -> None:
 
 
 for _module in (
-    running, collection, tenants, api_keys, threads, checkpoints, archive, artifacts, workspaces, audit, verification,
-    states, keys, break_glass, transfer, retention, save_policies, vector_policies, replay,
+    running, collection, tenants, api_keys, threads, checkpoints, archive, artifacts, workspaces, items, audit,
+    verification, states, keys, break_glass, transfer, retention, save_policies, vector_policies, replay,
     completion,
 ):  # fmt: skip
     for _command in _module.COMMANDS:

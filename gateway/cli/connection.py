@@ -31,6 +31,9 @@ _HINTS = {
     "subject-mismatch": "The key is bound to a subject; leave out --subject and STATEROOM_SUBJECT.",
     "thread-not-found": "Threads belong to a subject: is --subject the right one? See: stateroom thread list",
     "checkpoint-not-found": "See: stateroom checkpoint list THREAD_ID (and --namespace).",
+    "item-not-found": "Items belong to a subject: is --subject the right one? See: stateroom item paths",
+    "item-moved": "Read it again with stateroom item get, and put what you want there now.",
+    "item-exists": "Leave out --if-absent to replace it.",
     "artifact-not-found": "Artifacts belong to a subject: is --subject the right one? See: stateroom artifact list",
     "artifact-referenced": "A checkpoint names it: prune or delete what does, then delete the artifact.",
     "upload-not-found": "It was completed, given up, or has expired: upload without --resume.",
@@ -58,6 +61,8 @@ def failure_from(error: errors.StateroomError, credential: str) -> Failure:
         facts["limit"] = error.limit
     if error.head_id:
         facts["head"] = error.head_id
+    if error.revision:
+        facts["revision"] = str(error.revision)
     hint = _HINTS.get(error.code, "The same command may succeed in a moment." if error.retryable else "")
     if isinstance(error, errors.GatewayUnavailable) and not error.status:
         hint = _NOBODY_THERE

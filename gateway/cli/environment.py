@@ -9,6 +9,7 @@ from collections.abc import MutableMapping
 
 from gateway.cli.failure import ExitCode, Failure
 
+_SHARE = "STATEROOM_CLIENT_SHARE"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -31,6 +32,17 @@ def secret(name: str, *, hint: str) -> str:
     if value is None:
         raise Failure(f"{name} is not set", hint=hint, exit_code=ExitCode.USAGE)
     return value
+
+
+def share_header() -> dict[str, str]:
+    """The header with the client-held share of this process; nothing where it has none.
+
+    Raises:
+        Failure: It cannot be read.
+    """
+    if not (os.environ.get(_SHARE) or os.environ.get(f"{_SHARE}_FILE")):
+        return {}
+    return {"Stateroom-Client-Share": secret(_SHARE, hint="")}
 
 
 def bypass_proxies(environ: MutableMapping[str, str]) -> None:

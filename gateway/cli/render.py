@@ -11,7 +11,7 @@ import os
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from gateway.cli.failure import Failure
 
@@ -207,3 +207,38 @@ def bytes_progress() -> Callable[[int, int | None], None] | None:
         print(f"\r{done:,}{share} bytes", end="\n" if done == total else "", file=sys.stderr, flush=True)
 
     return show
+
+
+class Progress:
+    """How many of something are done, shown in one place of a terminal; nobody looks elsewhere.
+
+    Args:
+        what: What is counted, in the plural.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._is_on = sys.stderr.isatty()
+        self._is_shown = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave()
+
+    def at(self, count: int) -> None:
+        """Show that so many are done."""
+        if self._is_on:
+            print(f"\r{count:,} {self._what}", end="", file=sys.stderr, flush=True)
+            self._is_shown = True
+
+    def say(self, text: str) -> None:
+        """Print a remark on a line of its own."""
+        self._leave()
+        say(text)
+
+    def _leave(self) -> None:
+        if self._is_shown:
+            print(file=sys.stderr, flush=True)
+        self._is_shown = False

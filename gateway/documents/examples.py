@@ -469,7 +469,7 @@ ANSWERS: dict[str, Any] = {
         "export_id": "01988d42-4d5e-7f60-9172-8d9eafb0c132", "job_id": _JOB, "threads": 3, "checkpoints": 84,
         "pending_writes": 5, "artifacts": 2, "state_schemas": 1, "verified": 3, "passed_over": 1,
         "passed": [{"subject_id": "user-42", "thread_id": "trip-7", "reason": "there"}],
-        "items": 120, "items_passed_over": 1,
+        "items": 120, "items_verified": 120, "items_passed_over": 1,
         "passed_items": [
             {"subject_id": "user-42", "path": ["memories", "travel"], "key": "seat", "reason": "exists"},
         ],

@@ -25,9 +25,9 @@ from storage.artifacts import part_uploads
 from storage.checkpoints import compacting, reading
 from storage.format import pieces
 from storage.items import filters as item_filters
-from storage.items import index as item_index
 from storage.items import model as item_model
-from storage.items import searching as item_searching
+from storage.items.finding import index as item_index
+from storage.items.finding import searching as item_searching
 from storage.retention import policies as retention_policies
 from storage.schemas import adoptions, save_policies, tags, workers
 from storage.schemas import registry as state_schemas

@@ -123,7 +123,7 @@ async def export_tenant(call: Call[TenantScope]) -> Answer:
     problems=(
         "import-refused", "import-for-other", "import-unbound", "import-conflict", "thread-exists",
         "state-schema-exists", "adoption-exists", "feature-off", "job-cancelled",
-        "transfer-busy", "quota-exceeded", "item-paths-exceeded", "legal-hold", *_STORES,
+        "transfer-busy", "quota-exceeded", "clear-vectors-unavailable", "item-paths-exceeded", "legal-hold", *_STORES,
     ),
 )  # fmt: skip
 async def import_threads(call: Call[TenantScope]) -> Answer:

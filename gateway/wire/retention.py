@@ -12,10 +12,11 @@ class RetentionRound(Response):
     """How far the tenant's round of retention is; one process has it at a time.
 
     ``state``: ``running``, a process has its lease, until ``lease_until`` if it does not renew it; ``waiting``, for
-    ``due_at`` or, after that, for a process; ``none``, nobody said how long threads are kept. ``looked_at`` are the
-    threads that the round under way has looked at. ``done`` and ``due`` count acts of the round under way, or of the
-    last one: what was done, and what was left, the oldest of which has been due since ``late_since``. Of what was left
-    ``over_quota`` acts would have moved rows to the object store, where the tenant's quota has no room.
+    ``due_at`` or, after that, for a process; ``none``, nobody said how long threads are kept, and no item was put that
+    ends. ``looked_at`` are the threads that the round under way has looked at. ``done`` and ``due`` count acts of the
+    round under way, or of the last one: what was done, and what was left, the oldest of which has been due since
+    ``late_since``. Of what was left ``over_quota`` acts would have moved rows to the object store, where the tenant's
+    quota has no room.
     """
 
     state: Literal["running", "waiting", "none"]

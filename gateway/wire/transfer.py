@@ -46,11 +46,11 @@ class PassedOver(Response):
 
 
 class PassedItem(Response):
-    """An item that was not imported, and why.
+    """An item that was not imported, or not with its vectors, and why.
 
     ``path`` alone: all items of the path, or the damaged ones among them; neither: a path that nobody could read.
     ``exists``: there is another one of this name; ``expired``: its time is over; ``client-share``, ``damaged``: as for
-    threads.
+    threads; ``damaged-vectors``: items of the path are here without vectors that could not be read there.
     """
 
     subject_id: str
@@ -60,7 +60,7 @@ class PassedItem(Response):
 
 
 class ImportReport(Response):
-    """What was imported; ``verified`` threads were read back and are what was exported.
+    """What was imported; ``verified`` threads and ``items_verified`` items were read back and are what was exported.
 
     The others were written to before they could be compared. ``passed`` names the first 1,000 of ``passed_over``, and
     ``passed_items`` of ``items_passed_over``, which has those in it that are here already, the same, and are not named.
@@ -77,5 +77,6 @@ class ImportReport(Response):
     passed_over: int
     passed: list[PassedOver]
     items: int
+    items_verified: int
     items_passed_over: int
     passed_items: list[PassedItem]

@@ -65,8 +65,31 @@ async def replayed(transaction: Transaction, sealer: Sealer, idempotency: Idempo
     return before
 
 
+async def keep(
+    transaction: Transaction, sealer: Sealer, idempotency: Idempotency, now: datetime, receipt: object
+) -> bool:
+    """Keep the receipt of work that is done, under a key that was not claimed: for work that a repeat may do, too.
+
+    Returns:
+        False if the key is taken: the work must be rolled back, and what took it is `replayed`.
+    """
+    sealed = _sealed(sealer, idempotency, receipt)
+    kept = await transaction.fetch_one(
+        sql.KEEP_IDEMPOTENCY,
+        idempotency_key=idempotency.idempotency_key,
+        request_digest=idempotency.request_digest,
+        now=now,
+        receipt=sealed,
+    )
+    return kept is not None
+
+
+def _sealed(sealer: Sealer, idempotency: Idempotency, receipt: object) -> bytes:
+    location = (idempotency.idempotency_key, idempotency.request_digest)
+    return sealer.without_share.seal(Kind.IDEMPOTENCY, location, encode_msgpack(receipt))
+
+
 async def settle(transaction: Transaction, sealer: Sealer, idempotency: Idempotency, receipt: object) -> None:
     """Keep the receipt under a key that was claimed in this transaction."""
-    location = (idempotency.idempotency_key, idempotency.request_digest)
-    sealed = sealer.without_share.seal(Kind.IDEMPOTENCY, location, encode_msgpack(receipt))
+    sealed = _sealed(sealer, idempotency, receipt)
     await transaction.run(sql.SETTLE_IDEMPOTENCY, idempotency_key=idempotency.idempotency_key, receipt=sealed)

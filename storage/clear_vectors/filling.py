@@ -185,7 +185,8 @@ async def _opened(
     for row in rows:
         await pauses.after(len(row.envelope))
         try:
-            found.append((row.columns, open_vectors(sealer, row.columns, row.envelope, row.member)))
+            _, vectors = open_vectors(sealer, row.columns, row.envelope, row.member)
+            found.append((row.columns, vectors))
         except (IntegrityFailure, KeyDestroyed):
             continue
     return found

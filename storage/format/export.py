@@ -336,11 +336,15 @@ class PathEnding(Struct, array_like=True, tag=20, frozen=True):
     Attributes:
         items: Its items that came.
         damaged: Its items that are not here, because they could not be opened.
+        vectors: The `VectorsRecord`s that came.
+        vectors_damaged: Those that are not here although their items may be; nobody may know how many, but it is not 0.
         digest: Of its records from `PathRecord` on.
     """
 
     items: Count
     damaged: Count
+    vectors: Count
+    vectors_damaged: Count
     digest: Digest
 
 
@@ -357,12 +361,33 @@ class PathsLeftOut(Struct, array_like=True, tag=21, frozen=True):
     labels: Labels | None
 
 
+class VectorsRecord(Struct, array_like=True, tag=22, frozen=True):
+    """Vectors of the item before, by one model; those of an item come by model and dimensions.
+
+    Attributes:
+        model: The name of the model.
+        dimensions: How many each has.
+        data: One after the other, as `storage.format.items.vectors` packs them.
+    """
+
+    model: Annotated[str, Meta(min_length=1, max_length=255)]
+    dimensions: Annotated[int, Meta(ge=1, lt=2**16)]
+    data: Annotated[bytes, Meta(min_length=1, max_length=SLICE_BYTES)]
+
+
+class FloorRecord(Struct, array_like=True, tag=23, frozen=True):
+    """Where the sequences of a subject's paths begin that are made later: none of what it removed had more."""
+
+    subject_id: Identifier
+    floor: Annotated[int, Meta(ge=1, lt=2**62)]
+
+
 Record = (
     Opening | Schema | Beginning | ArtifactRecord | PieceRecord | Data | PendingRecord | CheckpointRecord | Head
     | Ending | LeftOut | End | PolicyRecord | AdoptionRecord | Broken | SavePolicyRecord | LinkRecord
-    | PathRecord | ItemRecord | PathEnding | PathsLeftOut
+    | PathRecord | ItemRecord | PathEnding | PathsLeftOut | VectorsRecord | FloorRecord
 )  # fmt: skip
-_NEWEST_TAG = 21
+_NEWEST_TAG = 23
 
 _decoder = msgspec.msgpack.Decoder(Record)
 

@@ -29,6 +29,7 @@ ITEM_FILTER_VALUES_MAX: Final = 1_000
 # Larger lists and maps are not compared whole: decoding them would hold up everybody else.
 ITEM_COMPARED_BYTES_MAX: Final = 64 * 1024
 
+_NAME_SHOWN: Final = 64
 _JOINING: Final = ("$and", "$or")
 _ORDERING: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "$gt": lambda one, other: one > other,
@@ -184,7 +185,7 @@ def _condition(wanted: Any, pointer: str) -> Condition:
         return lambda found: found.is_map() and _all(below, found)
     if len(operators) < len(wanted):
         raise InvalidState("operators and members do not stand in one object", pointer)
-    conditions = [_operator(name, each, f"{pointer}/{name}") for name, each in wanted.items()]
+    conditions = [_operator(name, each, f"{pointer}/{_escaped(name)}") for name, each in wanted.items()]
     return lambda found: _meets(found.value(), conditions)
 
 
@@ -236,5 +237,5 @@ def _equal(found: Any, wanted: Any) -> bool:
 
 
 def _escaped(name: str) -> str:
-    """A member's name in a JSON pointer (RFC 6901)."""
-    return name.replace("~", "~0").replace("/", "~1")
+    """The beginning of a member's name in a JSON pointer (RFC 6901): enough to find it, and no payload."""
+    return name[:_NAME_SHOWN].replace("~", "~0").replace("/", "~1")

@@ -5,6 +5,7 @@ kept for as long as that seal's bytes stay the same, in memory that is bounded f
 what is under a client's share, and nothing of a subject whose keys are gone. It does not know what is in a path.
 """
 
+import heapq
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,7 +38,7 @@ class PathList:
     """The paths of a subject that one sealer opens.
 
     Attributes:
-        labels: By the path's name in rows.
+        labels: By the path's name in rows, in the order of labels.
         seal: The subject's seal that they were compared with; None: it has none, hence no paths.
     """
 
@@ -118,7 +119,22 @@ async def _opened(transaction: Transaction, sealer: Sealer, now: sql.ScopeNow) -
         if len(rows) < _PAGE_ROWS:
             break
     check_scope(sealer, now.sequence, now.seal, counted)
-    return PathList(labels, now.seal)
+    return PathList(await _in_order(labels, pauses), now.seal)
+
+
+async def _in_order(labels: Mapping[bytes, Labels], pauses: Pauses) -> dict[bytes, Labels]:
+    """The same in the order of labels: sorted in parts, because all of them at once take a tenth of a second."""
+    unsorted = [(each, name) for name, each in labels.items()]
+    parts = []
+    for start in range(0, len(unsorted), _PAGE_ROWS):
+        parts.append(sorted(unsorted[start : start + _PAGE_ROWS]))
+        await pauses.now()
+    ordered: dict[bytes, Labels] = {}
+    for each, name in heapq.merge(*parts):
+        ordered[name] = each
+        if len(ordered) % _PAGE_ROWS == 0:
+            await pauses.now()
+    return ordered
 
 
 def check_scope(sealer: Sealer, sequence: int | None, seal: bytes | None, counted: LiveSet) -> None:
@@ -200,10 +216,7 @@ async def add_paths(
         LostRaceError: Another transaction made one of them at this moment.
         IntegrityFailure: The subject's seal was edited outside the gateway.
     """
-    empty = ScopeSeal()
-    await transaction.run(sql.ADD_SCOPE, sequence=_NO_SEQUENCE, seal=empty.seal(sealer, _NO_SEQUENCE))
-    row = await transaction.fetch_only(sql.LOCK_SCOPE)
-    scope = ScopeSeal.open(sealer, row.sequence, row.seal)
+    sequence, scope = await _locked_scope(transaction, sealer)
     if scope.paths.count + len(missing) > ITEM_PATHS_MAX:
         raise ItemPathsExceeded
     made = {}
@@ -215,8 +228,26 @@ async def add_paths(
         if not await transaction.fetch_one(sql.ADD_PATH, **columns, share_check=path.share_check, labels=labels):
             raise LostRaceError
         counted = counted.add(path_mac(sealer, path_id, path.share_check))
-    await _set_scope(transaction, sealer, row.sequence + 1, ScopeSeal(counted, scope.floor))
+    await _set_scope(transaction, sealer, sequence + 1, ScopeSeal(counted, scope.floor))
     return made
+
+
+async def raise_floor(transaction: Transaction, sealer: Sealer, floor: int) -> None:
+    """Let paths that are made later begin at no less, as those of a subject that removed some elsewhere.
+
+    Raises:
+        IntegrityFailure: The subject's seal was edited outside the gateway.
+    """
+    sequence, scope = await _locked_scope(transaction, sealer)
+    if scope.floor < floor:
+        await _set_scope(transaction, sealer, sequence + 1, ScopeSeal(scope.paths, floor))
+
+
+async def _locked_scope(transaction: Transaction, sealer: Sealer) -> tuple[int, ScopeSeal]:
+    """The subject's row, which is made if there is none."""
+    await transaction.run(sql.ADD_SCOPE, sequence=_NO_SEQUENCE, seal=ScopeSeal().seal(sealer, _NO_SEQUENCE))
+    row = await transaction.fetch_only(sql.LOCK_SCOPE)
+    return row.sequence, ScopeSeal.open(sealer, row.sequence, row.seal)
 
 
 async def store_paths(transaction: Transaction, sealer: Sealer, changed: Sequence[LockedPath]) -> None:

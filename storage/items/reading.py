@@ -147,14 +147,22 @@ class Reading:
         Raises:
             IntegrityFailure: Paths were removed or added outside the gateway.
         """
-        labels = await self.paths_like(lambda each: matching.matches(each, wanted))
-        names, found = list(labels), set[Labels]()
+        matches, page = matching.matcher(wanted), matching.PathsPage(wanted)
+        names = [*(await self.all_paths()).labels.items()]  # in the order of labels
         for start in range(0, len(names), matching.SLICE_PATHS):
-            part = names[start : start + matching.SLICE_PATHS]
-            rows = await self.transaction.fetch_all(paths_sql.WITH_ITEMS, path_ids=part)
+            part = {
+                name: labels
+                for name, labels in names[start : start + matching.SLICE_PATHS]
+                if matches(labels) and page.may_show(labels)
+            }
+            if part:
+                found = {*await self.transaction.fetch_all(paths_sql.WITH_ITEMS, path_ids=[*part])}
+                for name, labels in part.items():
+                    if name in found:
+                        page.add(labels)
+            if page.is_full:
+                break
             await self.pauses.now()
-            found.update(labels[name][: wanted.max_depth] for name in rows)
-        await self.pauses.now()
-        shown, after = matching.page(found, wanted)
+        shown, after = page.end()
         self._take(sum(len(label) for each in shown for label in each))
         return Page(shown, after)

@@ -7,9 +7,9 @@ moment wins. What is under a client's share is left as it is; the seals of its p
 again. What is damaged is left, too, and keeps the older version alive.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from crypto import KeyDestroyed, Sealer
 from storage.concurrency.turns import Pauses
@@ -28,6 +28,7 @@ BATCH_ROWS: Final = 64
 BATCH_BYTES_MAX: Final = 2 * 1024 * 1024
 _DAMAGED: Final = (IntegrityFailure, KeyDestroyed)
 
+R = TypeVar("R", items_sql.ItemRow, VectorsRow)
 ItemStep = Literal["items", "vectors", "paths"]
 
 
@@ -83,54 +84,61 @@ def _by_bytes(places: Sequence[sql.PlaceSize]) -> Sequence[sql.PlaceSize]:
 async def _items(transaction: Transaction, sealer: Sealer, places: Sequence[sql.PlaceSize]) -> int:
     path_ids, key_ids = [each.path_id for each in places], [each.key_id for each in places]
     rows = await transaction.fetch_all(items_sql.NAMED, path_ids=path_ids, key_ids=key_ids)
-    pauses = Pauses()
-    again: list[dict[str, object]] = []
-    for row in sorted(rows, key=lambda each: (each.path_id, each.key_id)):
-        envelope = _item_again(sealer, row)
-        await pauses.after(2 * len(row.envelope))
-        if envelope is not None:
-            place = {"path_id": row.path_id, "key_id": row.key_id, "revision": row.revision}
-            again.append({**place, "envelope": envelope, "envelope_before": row.envelope})
+    again = [(row, envelope) async for row, envelope in _again(sealer, rows, _item_again)]
     if not again:
         return 0
     await transaction.run(sql.LOCK_PATHS, path_ids=sorted({*path_ids}))
-    return sum([await transaction.run(sql.RESEAL_ITEM, **each) for each in again])
-
-
-def _item_again(sealer: Sealer, row: items_sql.ItemRow) -> bytes | None:
-    """An item's envelope under the active version, or None if it is damaged."""
-    try:
-        sealed = seal_item(sealer, row.columns, open_item(sealer, row.columns, row.envelope, row.member))
-    except _DAMAGED:
-        return None
-    return sealed.envelope if sealed.member == row.member else None
+    return await transaction.run(
+        sql.RESEAL_ITEMS,
+        path_ids=[row.path_id for row, _ in again],
+        key_ids=[row.key_id for row, _ in again],
+        revisions=[row.revision for row, _ in again],
+        envelopes=[envelope for _, envelope in again],
+        before=[row.envelope for row, _ in again],
+    )
 
 
 async def _vectors(transaction: Transaction, sealer: Sealer, places: Sequence[sql.PlaceSize]) -> int:
     path_ids, key_ids = [each.path_id for each in places], [each.key_id for each in places]
-    rows = await transaction.fetch_all(
-        sql.VECTORS, path_ids=path_ids, key_ids=key_ids, model_ids=[each.model_id for each in places]
-    )
-    pauses = Pauses()
-    again: list[dict[str, object]] = []
-    for row in sorted(rows, key=lambda each: (each.path_id, each.key_id, each.model_id)):
-        envelope = _vectors_again(sealer, row)
-        await pauses.after(2 * len(row.envelope))
-        if envelope is not None:
-            place = {"path_id": row.path_id, "key_id": row.key_id, "model_id": row.model_id, "sequence": row.sequence}
-            again.append({**place, "envelope": envelope, "envelope_before": row.envelope})
+    model_ids = [each.model_id for each in places]
+    rows = await transaction.fetch_all(sql.VECTORS, path_ids=path_ids, key_ids=key_ids, model_ids=model_ids)
+    again = [(row, envelope) async for row, envelope in _again(sealer, rows, _vectors_again)]
     if not again:
         return 0
     await transaction.run(sql.LOCK_PATHS, path_ids=sorted({*path_ids}))
-    return sum([await transaction.run(sql.RESEAL_VECTORS, **each) for each in again])
+    return await transaction.run(
+        sql.RESEAL_VECTORS,
+        path_ids=[row.path_id for row, _ in again],
+        key_ids=[row.key_id for row, _ in again],
+        model_ids=[row.model_id for row, _ in again],
+        sequences=[row.sequence for row, _ in again],
+        envelopes=[envelope for _, envelope in again],
+        before=[row.envelope for row, _ in again],
+    )
 
 
-def _vectors_again(sealer: Sealer, row: VectorsRow) -> bytes | None:
-    try:
-        sealed = seal_vectors(sealer, row.columns, open_vectors(sealer, row.columns, row.envelope, row.member))
-    except _DAMAGED:
-        return None
-    return sealed.envelope if sealed.member == row.member else None
+async def _again(
+    sealer: Sealer, rows: Sequence[R], seal_again: Callable[[Sealer, R], tuple[bytes, bytes]]
+) -> AsyncIterator[tuple[R, bytes]]:
+    """Rows with their envelopes under the active version; those that are damaged are left out."""
+    pauses = Pauses()
+    for row in rows:
+        await pauses.after(2 * len(row.envelope))
+        try:
+            envelope, member = seal_again(sealer, row)
+        except _DAMAGED:
+            continue
+        if member == row.member:
+            yield row, envelope
+
+
+def _item_again(sealer: Sealer, row: items_sql.ItemRow) -> tuple[bytes, bytes]:
+    return seal_item(sealer, row.columns, open_item(sealer, row.columns, row.envelope, row.member))
+
+
+def _vectors_again(sealer: Sealer, row: VectorsRow) -> tuple[bytes, bytes]:
+    sealed = seal_vectors(sealer, row.columns, *open_vectors(sealer, row.columns, row.envelope, row.member))
+    return sealed.envelope, sealed.member
 
 
 async def _paths(transaction: Transaction, sealer: Sealer, version: bytes, after: bytes) -> Resealed:

@@ -79,7 +79,7 @@ class VectorWrites:
         for place, by_model in sorted(self._new.items()):
             path = paths[place[0]]
             for columns, given in by_model.values():
-                sealed = seal_vectors(self._sealer, columns, given.vectors)
+                sealed = seal_vectors(self._sealer, columns, given.model, given.vectors)
                 path.vectors = path.vectors.add(vectors_mac(self._sealer, columns, sealed.member))
                 values = {name: getattr(columns, name) for name in columns.__struct_fields__}
                 puts.append(values | {"member": sealed.member, "envelope": sealed.envelope})

@@ -14,8 +14,10 @@ import msgspec
 
 from crypto import KeyDestroyed, Sealer
 from storage.access.access import Access
-from storage.access.idempotency import claim, settle
+from storage.access.idempotency import claim, keep, replayed, settle
 from storage.access.storing import Beside
+from storage.clear_vectors.policies import held
+from storage.clock import Clock
 from storage.control.features import ITEMS, Features
 from storage.errors import (
     ItemExists,
@@ -23,18 +25,19 @@ from storage.errors import (
     ItemNotFound,
     ItemPathsExceeded,
     LegalHold,
+    LostRaceError,
     NotFound,
     RowQuotaExceeded,
     StorageError,
 )
 from storage.items.expiring import Expiring
-from storage.items.index import Indexes
+from storage.items.finding.index import Indexes
+from storage.items.finding.nearest import nearest, nearest_in_clear
+from storage.items.finding.searching import Budget, search
 from storage.items.keeping import Keeping
 from storage.items.model import Batch, Item, ItemSearch, ItemWrite, Labels, Written
-from storage.items.nearest import nearest
 from storage.items.paths import PathLists
 from storage.items.reading import Reading
-from storage.items.searching import Budget, search
 from storage.items.writing import Outcome, Writing
 from storage.model import Idempotency, Page
 from storage.postgres.unit_of_work import Transaction
@@ -135,6 +138,7 @@ class Items:
             share: The client's share; what is under it has names of its own, and is not seen without it.
 
         Raises:
+            ClearVectorsUnavailable: The tenant's vectors are to be in clear, and there is no table of them.
             FeatureOff: A process of an older build may run, which knows no items.
             IdempotencyKeyReused: The key was another request's.
             KeyDestroyed: The subject was shredded.
@@ -172,6 +176,7 @@ class Items:
             StorageError: As `Keeping.flush`.
         """
         self.lists.forget_old()
+        self.indexes.forget_old()
         await self.keeping.flush()
 
     async def get(self, scope: Scope, batch: Batch, *, share: ClientShare | None = None) -> Item:
@@ -188,7 +193,11 @@ class Items:
     async def _search(self, scope: Scope, reading: Reading, budget: Budget, wanted: ItemSearch) -> Page[Item]:
         if wanted.near is None:
             return await search(reading, budget, wanted)
-        return await nearest(reading, scope, self.indexes, self._access.control, budget, wanted)
+        if not reading.sealer.shared:  # what is under a client's share is never in clear
+            in_clear = await held(reading.transaction, self._access.control, scope.tenant_id)
+            if in_clear.clear and in_clear.required() and in_clear.complete:
+                return await nearest_in_clear(reading, in_clear.required(), budget, wanted)
+        return await nearest(reading, scope, self.indexes, budget, wanted)
 
     async def _read(self, scope: Scope, batch: Batch, share: ClientShare | None) -> Results:
         async def attempt(sealer: Sealer) -> Results:
@@ -216,17 +225,17 @@ class Items:
     async def _write(
         self, scope: Scope, batch: Batch, idempotency: Idempotency | None, share: ClientShare | None
     ) -> list[Outcome | None]:
+        once = _Once(idempotency, batch, self._access.clock)
+
         async def attempt(sealer: Sealer) -> Sequence[Outcome]:
             async with self._access.unit_of_work.begin_step(scope) as transaction:
-                if idempotency is not None:
-                    before = await claim(transaction, sealer, idempotency, self._access.clock.now(), list[_Receipt])
-                    if before is not None:
-                        return [each.outcome() for each in before]
+                before = await once.begin(transaction, sealer)
+                if before is not None:
+                    return before
                 outcomes = await Writing(self._access, transaction, scope, sealer).run(batch.writes)
                 if batch.atomic and any(isinstance(each, StorageError) for each in outcomes):
                     raise _UndoneError(outcomes)
-                if idempotency is not None:
-                    await settle(transaction, sealer, idempotency, [_Receipt.of(each) for each in outcomes])
+                await once.end(transaction, sealer, outcomes)
                 return outcomes
 
         try:
@@ -241,6 +250,44 @@ class Items:
             raise
         except _UndoneError as undone:
             return [each if isinstance(each, StorageError) else None for each in undone.outcomes]
+
+
+class _Once:
+    """That a batch of writes happens once, however often its request comes.
+
+    Writes under conditions are decided once, so their key is claimed before. Others may be decided again and rolled
+    back: their receipt is written in one statement, which finds out whether there was one.
+    """
+
+    def __init__(self, idempotency: Idempotency | None, batch: Batch, clock: Clock) -> None:
+        self._idempotency = idempotency
+        self._claims = batch.atomic or any(each.if_absent or each.if_revision is not None for each in batch.writes)
+        self._clock = clock
+        self._is_repeated = False
+
+    async def begin(self, transaction: Transaction, sealer: Sealer) -> list[Outcome] | None:
+        """What became of the writes, if they happened before."""
+        before = None
+        if self._idempotency is not None and self._claims:
+            before = await claim(transaction, sealer, self._idempotency, self._clock.now(), list[_Receipt])
+        elif self._idempotency is not None and self._is_repeated:
+            before = await replayed(transaction, sealer, self._idempotency, list[_Receipt])
+        return None if before is None else [each.outcome() for each in before]
+
+    async def end(self, transaction: Transaction, sealer: Sealer, outcomes: Sequence[Outcome]) -> None:
+        """Keep what became of the writes.
+
+        Raises:
+            LostRaceError: They happened before: roll back and begin again.
+        """
+        if self._idempotency is None:
+            return
+        receipt = [_Receipt.of(each) for each in outcomes]
+        if self._claims:
+            await settle(transaction, sealer, self._idempotency, receipt)
+        elif not await keep(transaction, sealer, self._idempotency, self._clock.now(), receipt):
+            self._is_repeated = True
+            raise LostRaceError
 
 
 def _makes(write: ItemWrite) -> bool:

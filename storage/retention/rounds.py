@@ -633,7 +633,7 @@ class Retaining(Rounds[Round, RetentionCensus]):
         return await self.status(scope)
 
     async def status(self, scope: TenantScope) -> RoundStatus | None:
-        """How far a tenant's round is; None: it was never said how long its threads are kept, so it has no rounds."""
+        """How far a tenant's round is; None: it has none, for nobody said how long what is kept, or put what ends."""
         async with self._unit_of_work.snapshot(scope) as transaction:
             row = await transaction.fetch_one(sql.ROUND)
         if row is None:

@@ -52,6 +52,7 @@ from storage.format.export import (
     CheckpointRecord,
     End,
     Ending,
+    FloorRecord,
     Frames,
     Head,
     LeftOut,
@@ -90,6 +91,8 @@ from storage.transfer.unbound_imports import UNBOUND_FORMAT, UnboundImports
 # How many threads a report names, and how many paths and items; it counts all.
 NAMED_MAX = 1_000
 _Steering = Schema | PolicyRecord | AdoptionRecord | SavePolicyRecord
+# What may follow the opening, a thread or a path.
+_Beginning = _Steering | LeftOut | PathsLeftOut | Beginning | PathRecord | FloorRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +108,9 @@ class Passed:
 class PassedItems:
     """An item, or all of a path (``key`` None) or of some of a subject's paths (``path`` None), that was not imported.
 
-    ``reason``: ``exists`` with another content, ``expired`` by now, or as the export says. What is here already, the
-    same, is counted and not named.
+    ``reason``: ``exists`` with another content, ``expired`` by now, or as the export says; ``damaged-vectors``: items
+    of the path were imported without vectors that could not be read there. What is here already, the same, is counted
+    and not named.
     """
 
     subject_id: str
@@ -134,6 +138,7 @@ class Imported:
     passed_over: int = 0
     passed: list[Passed] = field(default_factory=list)
     items: int = 0
+    items_verified: int = 0
     items_passed_over: int = 0
     passed_items: list[PassedItems] = field(default_factory=list)
 
@@ -155,9 +160,12 @@ class Imported:
         self.items_passed_over += arrived.there + arrived.passed_over - len(arrived.passed)
         for key, reason in arrived.passed:
             self.pass_over_items(PassedItems(staged.scope.subject_id, staged.labels, key, reason))
-        if staged.ending is not None and staged.ending.damaged:
-            damaged = PassedItems(staged.scope.subject_id, staged.labels, None, "damaged")
-            self.pass_over_items(damaged, staged.ending.damaged)
+        if staged.ending is None:
+            return
+        damaged = {"damaged": staged.ending.damaged, "damaged-vectors": staged.ending.vectors_damaged}
+        for why, count in damaged.items():
+            if count:
+                self.pass_over_items(PassedItems(staged.scope.subject_id, staged.labels, None, why), count)
 
 
 class _BrokenThreadError(Exception):
@@ -356,7 +364,7 @@ class Importing:
                 if isinstance(record, End):
                     run.compare(record)
                     await run.stream.end()
-                elif not isinstance(record, _Steering | LeftOut | PathsLeftOut | Beginning | PathRecord):
+                elif not isinstance(record, _Beginning):
                     refuse("the export has a record where it cannot be")
                 # What follows a thread, or a path, has opened: it is whole.
                 ready, staged = staged, None
@@ -377,6 +385,8 @@ class Importing:
             case StagedPath():
                 arrived = await self._items.settle(ready, run.actor, skip_existing=run.skip_existing)
                 run.imported.add_path(ready, arrived)
+                if await self._items.read_back(ready, arrived):
+                    run.imported.items_verified += arrived.items
                 await run.progress.moved(1)
 
     async def _begun(self, run: "_Run", record: Record) -> Staged | StagedPath | None:
@@ -410,6 +420,8 @@ class Importing:
                         PassedItems(scope.subject_id, tuple(record.labels), None, "client-share")
                     )
                 return path
+            case FloorRecord():
+                await self._items.raise_floor(_subject(run.tenant, record), record.floor)
         return None
 
     async def _steer(self, tenant: TenantScope, record: _Steering, actor: str, imported: Imported) -> None:
@@ -687,7 +699,7 @@ class Importing:
         await progress.moved(1)
 
 
-def _subject(tenant: TenantScope, record: PathRecord | PathsLeftOut) -> Scope:
+def _subject(tenant: TenantScope, record: PathRecord | PathsLeftOut | FloorRecord) -> Scope:
     checked(check_subject, record.subject_id)
     return Scope(tenant.tenant_id, record.subject_id)
 
@@ -708,7 +720,7 @@ async def _drain(stream: Stream) -> Ending:
             return record
         if isinstance(record, Broken):
             raise _BrokenThreadError(record.reason)
-        if isinstance(record, Opening | Schema | Beginning | LeftOut | PathRecord | PathsLeftOut | End):
+        if isinstance(record, Opening | Schema | Beginning | LeftOut | PathRecord | PathsLeftOut | FloorRecord | End):
             refuse("the export has a record where it cannot be")
 
 

@@ -37,7 +37,7 @@ PAGE_ROWS: Final = 32
 BARE_PAGE_ROWS: Final = 1_000
 VECTORS_PAGE_ROWS: Final = 8  # of at most 800 KB
 _PATHS_PAGE: Final = 1_000
-# By so much two servers of one database may have told the time differently.
+# By so much two servers of one database, or the one that an item was imported from, may have told the time differently.
 _CLOCKS_SECONDS: Final = 300
 
 
@@ -203,7 +203,8 @@ class _Verifier:
                 numbers = 0
                 if isinstance(row, VectorsRow):
                     with self._reporting("item-vector", f"path {path_id.hex()}, key {row.key_id.hex()}"):
-                        numbers = len(open_vectors(self._sealer, row.columns, row.envelope, row.member))
+                        _, opened_vectors = open_vectors(self._sealer, row.columns, row.envelope, row.member)
+                        numbers = len(opened_vectors)
                 await in_clear.sealed(row, numbers)
                 await self._pauses.after(len(row.envelope) if isinstance(row, VectorsRow) else 0)
             if len(rows) < page_rows:
@@ -224,8 +225,8 @@ def _check_end(row: items_sql.ItemRow, now: datetime) -> None:
     if row.ttl_seconds is None:
         good = row.expires_at is None
     else:
-        lives = timedelta(seconds=row.ttl_seconds)
-        latest = now + timedelta(seconds=_CLOCKS_SECONDS) + lives
-        good = row.expires_at is not None and row.updated_at + lives <= row.expires_at <= latest
+        lives, apart = timedelta(seconds=row.ttl_seconds), timedelta(seconds=_CLOCKS_SECONDS)
+        earliest, latest = row.updated_at + lives - apart, now + lives + apart
+        good = row.expires_at is not None and earliest <= row.expires_at <= latest
     if not good:
         raise IntegrityFailure("when it is over was altered")

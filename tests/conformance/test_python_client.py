@@ -307,7 +307,7 @@ async def test_the_async_client_keeps_the_same_promises(gateway_env, subject, th
 
 
 ROOT = Path(__file__).parents[2]
-PAGES = {"sdk/python/README.md": 11, "docs/lost-updates.md": 2, "docs/workspaces.md": 1}
+PAGES = {"sdk/python/README.md": 12, "docs/lost-updates.md": 2, "docs/workspaces.md": 1, "docs/items.md": 6}
 BLOCKS = {page: re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL) for page in PAGES}
 EXAMPLES = [(page, number) for page in PAGES for number in range(len(BLOCKS[page]))]
 

@@ -1,13 +1,17 @@
 """The examples and the front page, run as a user runs them: a gateway, and nothing but its env file."""
 
+import json
 import os
 import re
 import shlex
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
+from uuid import uuid4
 
 import asyncpg
 import httpx2
@@ -36,6 +40,10 @@ def environ(running_gateway):
     return os.environ | dict(shlex.split(line)[0].split("=", 1) for line in lines)
 
 
+# On some platforms there is no wheel of it.
+MODEL_IS_INSTALLED = find_spec("wordllama") is not None
+
+
 def run(*command, environ=None, cwd=ROOT):
     command = [str(part) for part in command]
     return subprocess.run(command, env=environ, cwd=cwd, capture_output=True, text=True, timeout=180, check=False)
@@ -58,7 +66,9 @@ def test_the_demo_holds_all_its_claims_and_leaves_nothing_behind(folder):
     done = run(sys.executable, EXAMPLES / "demo.py", environ=environ | {"TMPDIR": str(folder)})
     assert done.returncode == 0, done.stderr
     chapters = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ") and line[2] != " "]
-    assert chapters == ["gateway", "agent", "SIGKILL", "resume", "fork", "isolation", "search"]
+    assert chapters == ["gateway", "agent", "SIGKILL", "resume", "fork", "memory", "isolation", "search"]
+    assert ("-> She does not eat meat or fish (0." in done.stdout) == MODEL_IS_INSTALLED
+    assert ("nor are 12 facts, nor their vectors" in done.stdout) == MODEL_IS_INSTALLED
     assert "All of it held" in done.stdout
     assert list(folder.iterdir()) == []
     assert processes_of(folder) == []
@@ -72,6 +82,28 @@ def test_the_demo_fails_and_says_why_when_its_gateway_does_not_start(folder):
     assert "STATEROOM_REQUESTS_IN_FLIGHT_MAX must be a whole number" in done.stderr  # from the log, which is gone
     assert list(folder.iterdir()) == []
     assert processes_of(folder) == []
+
+
+@pytest.mark.skipif(not MODEL_IS_INSTALLED, reason="there is no wheel of the model here")
+def test_the_memory_agent_finds_facts_by_what_they_mean_in_another_process(environ):
+    agent = [sys.executable, EXAMPLES / "memory_agent.py", "--subject", f"user-{uuid4()}"]
+    assert run(*agent, "remember", environ=environ).returncode == 0
+    done = run(*agent, "recall", "What could make her sick?", "Is she fond of paintings?", environ=environ)
+    recalled = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["hits"][0]["key"] for each in recalled] == ["allergy", "museum"], done.stderr
+    assert all(1 > first["score"] > second["score"] for first, second in (each["hits"] for each in recalled))
+
+
+@pytest.mark.parametrize("missing", ["numpy", "safetensors", "tokenizers", "wordllama"])
+def test_the_demo_leaves_memory_out_where_the_model_cannot_be_had_and_says_so(folder, missing):
+    (folder / f"{missing}.py").write_text(f"raise ModuleNotFoundError(name={missing!r})")
+    code = "import demo; from types import SimpleNamespace; print(demo.memory(SimpleNamespace(environ={})))"
+    done = run(sys.executable, "-c", code, environ=os.environ | {"PYTHONPATH": str(folder)}, cwd=EXAMPLES)
+    assert done.returncode == 0, done.stderr
+    said, facts = done.stdout.splitlines()
+    assert said.startswith("  memory    left out: ")
+    assert missing in said
+    assert facts == "{}"
 
 
 def test_the_plain_agent_goes_on_where_it_stopped_and_repeats_nothing(environ):
@@ -153,6 +185,14 @@ def test_the_search_finds_text_in_clear_and_in_a_frame_that_begins_anywhere():
     found.look("frame", b"\x28\xb5" + bytes(7) + secret.frame + b"tail", [secret.text, "other"])
     assert found.hits == {secret.text: {"clear", "frame, compressed"}}
     assert found.frames == 1
+
+
+def test_the_search_finds_bytes_that_are_no_text():
+    vector = struct.pack("<4f", 0.1, -0.2, 0.3, 0.4)
+    found = Found()
+    found.look("clear", b".." + vector + b"..", [vector, vector[::-1]])
+    found.look("frame", zstd.compress(vector * 100), [vector, vector[::-1]])
+    assert found.leaked([vector, vector[::-1]]) == {vector: {"clear", "frame, compressed"}}
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ import pytest
 
 from storage.control.features import ITEMS
 from storage.errors import IntegrityFailure
+from storage.items.finding.searching import ITEM_OPENED_BYTES_MAX
+from storage.items.model import Batch, ItemSearch
 from storage.items.paths import PathLists
-from storage.items.searching import ITEM_OPENED_BYTES_MAX
 from storage.items.writing import Written
 from storage.scope import ClientShare, Scope
 from tests.support.archive_rows import opened
@@ -305,4 +306,13 @@ async def test_a_page_of_what_was_compressed_well_is_as_long_as_any(items, scope
             break
     assert sorted(shown) == sorted(f"k{number}" for number in range(100))
     assert pages > 1
+    wanted = [ItemSearch(prefix=PATH, limit=1000, refresh=False)] * 3
+    first, *others = (await items.run(scope, Batch(searches=wanted))).searches
+    assert first.after is not None
+    for other in others:  # what one request opens is bounded for all of its searches
+        assert (other.items, other.after) == ([], ("", "", "", "0"))
+        (beginning,) = (
+            await items.run(scope, Batch(searches=[ItemSearch(prefix=PATH, limit=1, after=other.after)]))
+        ).searches
+        assert beginning.items[0].name == first.items[0].name
     assert isinstance((await write(items, scope, delete("k0")))[0], Written)

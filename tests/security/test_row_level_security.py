@@ -13,7 +13,7 @@ import pytest
 from storage.administration.row_census import RowCounting
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import SystemClock
-from storage.control.features import SAVE_POLICIES, SEGMENTS
+from storage.control.features import ITEMS, SAVE_POLICIES, SEGMENTS
 from storage.ledger.ledger import NewBlob, new_blob_id
 from storage.model import Idempotency, SaveRule, TaskWrites
 from storage.postgres.statement import Statement
@@ -21,6 +21,8 @@ from storage.postgres.tables import SUBJECT_TABLES
 from storage.postgres.unit_of_work import bindings
 from storage.retention.planner import Policy
 from storage.scope import OperatorScope, Scope, TenantScope
+from storage.statements.items import items
+from storage.statements.items import paths as item_paths
 from storage.statements.keys import keys
 from storage.statements.objects import artifacts, blobs
 from storage.statements.rules import retention, save_policies
@@ -29,6 +31,8 @@ from storage.threads.thinning import ThinningRule
 from tests.support.archive_rows import opened
 from tests.support.blob_rows import Blobs
 from tests.support.features import switch_on
+from tests.support.items import put as put_item
+from tests.support.items import write as write_items
 from tests.support.states import document, put, save, state, write
 
 SUBJECTS = [table.name for table in SUBJECT_TABLES]
@@ -55,10 +59,27 @@ SEALED = {
     "retention": ["policy"],
     "thread_retention": ["policy"],
     "retention_rounds": ["progress"],
+    "item_scopes": ["seal"],
+    "item_paths": ["seal", "labels", "path_id", "share_check"],
+    "items": ["envelope", "member", "path_id", "key_id"],
+    "item_vectors": ["envelope", "member", "path_id", "key_id", "model_id"],
 }
 STATEMENTS = {
     f"{module.__name__.rsplit('.', 1)[1]}.{name}": value
-    for module in (checkpoints, threads, keys, blobs, artifacts, tags, archives, pruning, retention, save_policies)
+    for module in (
+        checkpoints,
+        threads,
+        keys,
+        blobs,
+        artifacts,
+        tags,
+        archives,
+        pruning,
+        retention,
+        save_policies,
+        items,
+        item_paths,
+    )
     for name, value in vars(module).items()
     for text in [value.text if isinstance(value, Statement) else value]
     if name.isupper()
@@ -74,6 +95,7 @@ async def scopes(store, database, root_key):
     """Three scopes with the same ids: two subjects of a tenant, and another tenant."""
     tenant_id = uuid4()
     await switch_on(store, SAVE_POLICIES)
+    await switch_on(store, ITEMS)
     made = [Scope(tenant_id, "user-1"), Scope(tenant_id, "user-2"), Scope(uuid4(), "user-1")]
     for each in made:
         await save(store, each, "gone", idempotency=Idempotency("k", b"d" * 32))
@@ -89,6 +111,8 @@ async def scopes(store, database, root_key):
         await store.threads.put(each, "gone")
         await store.threads.delete(each, "gone")
         await keep_blobs(store, each)
+        await write_items(store.items, each, put_item("k", {"n": 1}), put_item("over", {}, ttl_seconds=1))
+        await keep_vectors(database, each)
         await store.retention_policies.put(TenantScope(each.tenant_id), None, Policy(idle_ttl_seconds=86_400))
         await RowCounting(store.unit_of_work, store.row_quotas).tenant(each.tenant_id)
         await store.retention_policies.put_thread(each, "t1", Policy(archive_ttl_seconds=86_400))
@@ -102,6 +126,20 @@ async def scopes(store, database, root_key):
                 await save(archiving, each, "segmented")
             await archiving.archives.segmenting.move(each, "segmented", ThinningRule(keep_last=1), actor="test")
     return made
+
+
+async def keep_vectors(database, scope):
+    """A row that looks like the vectors of an item: nobody opens it here."""
+    connection = await asyncpg.connect(database.dsn(database.superuser_url))
+    await connection.execute(
+        "INSERT INTO stateroom.item_vectors VALUES ($1, $2, $3, $3, $3, 1, 1, $3, $3)",
+        scope.tenant_id, scope.subject_id, b"v" * 16,
+    )  # fmt: skip
+    await connection.execute(
+        "UPDATE stateroom.items SET expires_at = now() - interval '1 h' WHERE ttl_seconds = 1 AND tenant_id = $1",
+        scope.tenant_id,
+    )
+    await connection.close()
 
 
 async def keep_blobs(store, scope):
@@ -188,8 +226,8 @@ async def test_an_unbound_connection_sees_nothing(unbound, scopes, table):
 async def test_a_scope_without_a_subject_sees_no_subjects_rows(app, scopes, table, scope_type):
     await act_as(app, TenantScope(scopes[0].tenant_id) if scope_type is TenantScope else OperatorScope())
     # Administration lists the tenant's subjects; the sweeper finds those it has to work for; a tenant of which a thread
-    # is held is not shredded.
-    if scope_type is TenantScope and table in {"subject_keys", "blobs", "blob_intents", "thread_retention"}:
+    # is held is not shredded. Retention finds whose items are over.
+    if scope_type is TenantScope and table in {"subject_keys", "blobs", "blob_intents", "thread_retention", "items"}:
         assert await seen(app, table) == {(each.tenant_id, each.subject_id) for each in scopes[:2]}
         return
     assert await seen(app, table) == set()
@@ -332,7 +370,19 @@ READS = {
     "artifacts.REFERRED": {"thread_id": "blobs"},
     "artifacts.DROP_REFS": {"thread_id": "blobs"},
     "artifacts.LOCK_OF_THREAD": {"thread_id": "blobs"},
+    "items.PLACES": {"updated_at": None, "path_id": b"", "key_id": b"", "page_rows": 10},
+    "items.ALL_AFTER": {"path_id": b"", "key_id": b"", "page_rows": 10},
+    "paths.SCOPE": {},
+    "paths.LOCK_SCOPE": {},
+    "paths.LABELS_AFTER": {"path_id": b"", "page_rows": 10},
+    "paths.PATHS_AFTER": {"path_id": b"", "page_rows": 10},
 }
+
+
+async def test_without_a_subject_what_is_over_can_be_seen_but_not_changed(app, scopes):
+    await act_as(app, TenantScope(scopes[0].tenant_id))
+    assert await app.execute("UPDATE stateroom.items SET expires_at = now()") == "UPDATE 0"
+    assert await app.execute("DELETE FROM stateroom.items") == "DELETE 0"
 
 
 async def test_without_a_subject_the_tenants_blobs_can_be_seen_but_not_changed(app, scopes):

@@ -15,6 +15,7 @@ import msgpack
 from crypto.roots import create_root_key
 from storage.control.features import KNOWN
 from storage.control.rows import adoption_row, policy_row, save_policy_row, schema_row
+from storage.items.finding.searching import ITEM_SCAN_ROWS_MAX
 from storage.items.model import (
     ITEM_LABELS_MAX,
     ITEM_PATHS_MAX,
@@ -23,7 +24,6 @@ from storage.items.model import (
     ItemName,
     ItemWrite,
 )
-from storage.items.searching import ITEM_SCAN_ROWS_MAX
 from storage.model import SaveRule, ThreadLink, Value
 from storage.postgres.statement import Statement
 from storage.retention.policies import AGENT_POLICIES_MAX, AGENT_POLICY_ROWS_MAX

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import httpx2
 
 _CREDENTIAL = "STATEROOM_API_KEY"
-_SHARE = "STATEROOM_CLIENT_SHARE"
 _SHOW_SECONDS = 0.2
 _PERCENT = 100
 _SLICE_BYTES = 1024 * 1024
@@ -38,6 +37,7 @@ _REASONS = {
     "client-share": "its client-held share was not sent",
     "archived": "was archived, and could not be read",
     "damaged": "is damaged where it was exported",
+    "damaged-vectors": "has damaged vectors where it was exported: it is here without them",
     "expired": "was over by now",
 }
 # What was not imported for these reasons is nothing that should be here.
@@ -78,12 +78,11 @@ def _http(remote: Remote) -> "Iterator[httpx2.Client]":
     import httpx2
 
     from gateway.cli.connection import KEY_HINT
-    from gateway.cli.environment import secret
+    from gateway.cli.environment import secret, share_header
 
     remote.connect().__exit__()  # the same refusals, in the same words
     headers = {"Authorization": f"Bearer {secret(_CREDENTIAL, hint=KEY_HINT)}", "Accept": "application/json"}
-    if os.environ.get(_SHARE) or os.environ.get(f"{_SHARE}_FILE"):
-        headers["Stateroom-Client-Share"] = secret(_SHARE, hint="")
+    headers |= share_header()
     timeout = httpx2.Timeout(_IDLE_SECONDS, connect=_CONNECT_SECONDS)
     try:
         with httpx2.Client(base_url=f"{(remote.url or '').rstrip('/')}/v1", headers=headers, timeout=timeout) as client:
@@ -258,7 +257,7 @@ def _report(report: dict[str, Any], *, as_json: bool) -> None:
     else:
         names = (
             "threads", "checkpoints", "pending_writes", "artifacts", "state_schemas", "verified", "passed_over",
-            "items", "items_passed_over",
+            "items", "items_verified", "items_passed_over",
         )  # fmt: skip
         render.record({name: f"{report.get(name, 0):,}" for name in names})
         if missing:

@@ -11,6 +11,7 @@ import msgpack
 import msgspec
 from msgspec import UNSET, Raw
 
+from gateway.admission import limits
 from gateway.admission.slices import Work
 from gateway.bodies.codec import value_in, value_out
 from gateway.bodies.scanning import Format
@@ -30,6 +31,8 @@ from storage.scope import Scope
 
 _SLICE_BYTES = 64 * 1024
 _ITEM_BYTES = 2 * 1024  # what an item or a filter counts for beside its bytes
+_ENVELOPE_BYTES = 512  # what an item that is shown takes at most beside its value and its name
+_ESCAPED = 6  # what a character of a name takes at most
 _FLOAT_BYTES = 4
 _FLOAT_MAX = 3.4e38
 _MAPS = {0xDE, 0xDF}
@@ -285,16 +288,28 @@ def item_out(item: model.Item, name: Format) -> Work[items.Item]:
 
 
 async def items_out(exchange: Exchange, found: list[model.Item | None]) -> list[items.Item | None]:
-    """Items as they are shown, made in slices if they are large."""
+    """Items as they are shown, made in slices if they are large, and counted as what the request holds.
+
+    Raises:
+        AnswerTooLarge: No tenant may hold as much.
+        Overloaded, TenantBusy: The process or the tenant has no room for them.
+    """
     size_bytes = sum(len(each.value.data) + _ITEM_BYTES for each in found if each is not None)
-    return await exchange.reservation.run(_items_out(found, exchange.format), size_bytes)
+    return await exchange.reservation.run(_items_out(exchange, found), size_bytes)
 
 
-def _items_out(found: list[model.Item | None], name: Format) -> Work[list[items.Item | None]]:
+def _items_out(exchange: Exchange, found: list[model.Item | None]) -> Work[list[items.Item | None]]:
     shown: list[items.Item | None] = []
-    part = _Slice()
+    part, size_bytes = _Slice(), sum(len(each.value.data) for each in found if each is not None)
     for item in found:
-        shown.append(None if item is None else (yield from item_out(item, name)))
+        if item is not None:
+            made = yield from item_out(item, exchange.format)
+            more = len(made.value) + _ENVELOPE_BYTES + _ESCAPED * (len(made.key) + sum(map(len, made.path)))
+            size_bytes += more
+            if size_bytes > limits.TENANT_HELD_BYTES_MAX:
+                raise limits.AnswerTooLarge
+            exchange.reservation.take(more)
+        shown.append(None if item is None else made)
         if part.is_full_after(0 if item is None else len(item.value.data)):
             yield
     return shown

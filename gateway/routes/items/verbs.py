@@ -3,6 +3,7 @@
 import base64
 import binascii
 import re
+from collections.abc import Iterator
 from typing import Final
 
 from msgspec import UNSET, Struct
@@ -32,6 +33,7 @@ from gateway.wire.problems import Fault
 from storage.errors import InvalidState, ItemNotFound, LimitExceeded, StorageError
 from storage.items import model
 from storage.items.verbs import Results
+from storage.items.writing import Outcome
 from storage.scope import Scope
 
 _SHARE: Final = ("Stateroom-Client-Share",)
@@ -45,6 +47,8 @@ _WRITING: Final = (
 _JOINT: Final = ","
 _EMPTY: Final = "~"
 _AS_IT_IS: Final = "as it is if it matches [A-Za-z0-9][A-Za-z0-9._:@|+-]{0,254}, or ~ and base64url"
+# What is said of a write takes at most, refused or not.
+_OUTCOME_BYTES: Final = 2 * 1024
 _REVISION: Final = re.compile("[1-9][0-9]{0,18}")
 
 
@@ -250,12 +254,11 @@ async def run_item_batch(call: Call[Scope]) -> Answer:
     searches = [_search_cursor(call, each, f"/searches/{n}") for n, each in enumerate(request.searches)]
     paths = [_path_cursor(call, each, f"/paths/{n}") for n, each in enumerate(request.paths)]
     refused = any(isinstance(each, StorageError) for each in writes)
-    batch = model.Batch(
+    reading = model.Batch(
         gets=[
             model.ItemGet(name_in(each.path, each.key, f"/gets/{n}"), each.refresh)
             for n, each in enumerate(request.gets)
         ],
-        writes=[each for each in writes if isinstance(each, model.ItemWrite) and not (refused and request.atomic)],
         searches=await exchange.reservation.run(
             searches_in(name, request.searches, [each.after for each in searches]), len(body)
         ),
@@ -263,25 +266,32 @@ async def run_item_batch(call: Call[Scope]) -> Answer:
             path_search_in(each, cursor.after, f"/paths/{n}")
             for n, (each, cursor) in enumerate(zip(request.paths, paths, strict=True))
         ],
+    )
+    share = exchange.client_share()
+    # What is said has its room before anything is written: an answer that is refused must not hide that it was.
+    exchange.reservation.take(_OUTCOME_BYTES * len(writes))
+    shown = await _reads_out(call, await call.store.items.run(call.scope, reading, share=share), searches, paths)
+    writing = model.Batch(
+        writes=[each for each in writes if isinstance(each, model.ItemWrite) and not (refused and request.atomic)],
         atomic=request.atomic,
     )
     idempotency = exchange.idempotency("", name, body)
-    work = call.store.items.run(call.scope, batch, idempotency=idempotency, share=exchange.client_share())
-    results = await (call.commit(work) if batch.writes else work)
-    return exchange.reply(await _results_out(call, results, writes, searches, paths), compressed=True)
+    outcomes: Iterator[Outcome | None] = iter([])
+    if writing.writes:
+        work = call.store.items.run(call.scope, writing, idempotency=idempotency, share=share)
+        outcomes = iter((await call.commit(work)).writes)
+    shown.writes = [
+        written_out(call, each if isinstance(each, StorageError) else next(outcomes, None)) for each in writes
+    ]
+    return exchange.reply(shown, compressed=True)
 
 
-async def _results_out(
-    call: Call[Scope],
-    results: Results,
-    writes: list[model.ItemWrite | StorageError],
-    searches: list[ListCursor],
-    paths: list[ListCursor],
+async def _reads_out(
+    call: Call[Scope], results: Results, searches: list[ListCursor], paths: list[ListCursor]
 ) -> batches.ItemBatchResults:
-    outcomes = iter(results.writes)
     return batches.ItemBatchResults(
         gets=await items_out(call.exchange, results.gets),
-        writes=[written_out(call, each if isinstance(each, StorageError) else next(outcomes, None)) for each in writes],
+        writes=[],
         searches=[
             await page_out(call.exchange, page, cursor.next(page.after))
             for page, cursor in zip(results.searches, searches, strict=True)

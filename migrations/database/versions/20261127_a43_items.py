@@ -48,8 +48,8 @@ _TABLES = {
 }
 _CLEAR = {
     "item_scopes": "sequence",
-    "item_paths": "path_id, sequence",
-    "items": "path_id, key_id, revision, ttl_seconds, created_at, updated_at, expires_at",
+    "item_paths": "sequence",
+    "items": "revision, ttl_seconds, created_at, updated_at, expires_at",
 }
 
 
@@ -63,7 +63,9 @@ CREATE TABLE stateroom.{table} (
 """)
         op.execute(f"ALTER TABLE stateroom.{table} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
         op.execute(f"CREATE POLICY clear_columns ON stateroom.{table} FOR SELECT TO gw_ops USING (true)")
-        op.execute(f"CREATE POLICY subject_rows ON stateroom.{table} TO gw_app USING ({_SUBJECT}) WITH CHECK ({_SUBJECT})")
+        op.execute(
+            f"CREATE POLICY subject_rows ON stateroom.{table} TO gw_app USING ({_SUBJECT}) WITH CHECK ({_SUBJECT})"
+        )
         op.execute(f"GRANT SELECT, INSERT, DELETE, UPDATE ON stateroom.{table} TO gw_app")
         op.execute(f"GRANT SELECT (tenant_id, subject_id, {_CLEAR[table]}) ON stateroom.{table} TO gw_ops")
     # Whose items are over is asked for a whole tenant at a time.

@@ -47,10 +47,7 @@ CREATE INDEX item_vectors_by_change ON stateroom.item_vectors
         f"CREATE POLICY subject_rows ON stateroom.item_vectors TO gw_app USING ({_SUBJECT}) WITH CHECK ({_SUBJECT})"
     )
     op.execute("GRANT SELECT, INSERT, DELETE, UPDATE ON stateroom.item_vectors TO gw_app")
-    op.execute(
-        "GRANT SELECT (tenant_id, subject_id, path_id, key_id, model_id, revision, sequence)"
-        " ON stateroom.item_vectors TO gw_ops"
-    )
+    op.execute("GRANT SELECT (tenant_id, subject_id, revision, sequence) ON stateroom.item_vectors TO gw_ops")
 
 
 def downgrade() -> None:

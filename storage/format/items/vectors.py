@@ -4,7 +4,7 @@ A vector is kept twice: as one signed byte for each dimension, with their scale,
 and as its length and its direction in 16-bit floats (IEEE 754 binary16), for the scores of those that are found. All
 vectors that an item has by one model are one row, which is bound to the item's revision and to the sequence that its
 path had when they were put. The row keeps a **member**, a keyed digest, which the path's seal counts as it counts
-items.
+items. It names the model by a MAC, and by its name inside the envelope: whoever moves vectors to other keys needs that.
 """
 
 import functools
@@ -12,7 +12,8 @@ import hmac
 import math
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,8 +23,8 @@ from storage.errors import IntegrityFailure
 from storage.format.chain import MEMBER_BYTES
 
 _FORMAT = 1
-# The format; how many vectors there are, and how many dimensions each has.
-_HEAD = struct.Struct(">BHH")
+# The format; how many vectors there are, and how many dimensions each has; how long the model's name is, which follows.
+_HEAD = struct.Struct(">BHHH")
 # Of each: the scale and the length, before its codes and its direction.
 _VECTOR = struct.Struct(">ff")
 _CODE_MAX = 127
@@ -97,6 +98,13 @@ class SealedVectors(msgspec.Struct, frozen=True):
     member: bytes
 
 
+class OpenedVectors(NamedTuple):
+    """What a row of vectors holds: the model's name, and what it made; all have the same dimensions."""
+
+    model: str
+    vectors: list[Vector]
+
+
 def model_id(sealer: Sealer, model: str, dimensions: int) -> bytes:
     """The name of a model in rows: vectors of other dimensions are another model's."""
     return sealer.mac(b"item-model", model.encode(), dimensions.to_bytes(4))[:MEMBER_BYTES]
@@ -109,22 +117,22 @@ def vectors_mac(sealer: Sealer, columns: VectorColumns, member: bytes) -> bytes:
     return sealer.without_share.mac(b"live-vectors", place + numbers + member)
 
 
-def seal_vectors(sealer: Sealer, columns: VectorColumns, vectors: Sequence[Vector]) -> SealedVectors:
+def seal_vectors(sealer: Sealer, columns: VectorColumns, model: str, vectors: Sequence[Vector]) -> SealedVectors:
     """Vectors of one model, sealed under their row's columns. They all have the same dimensions."""
-    parts: list[bytes] = [_HEAD.pack(_FORMAT, len(vectors), len(vectors[0].codes))]
-    for each in vectors:
-        parts += (_VECTOR.pack(each.scale, each.length), each.codes, each.direction)
-    plaintext = b"".join(parts)
+    named = model.encode()
+    head = _HEAD.pack(_FORMAT, len(vectors), len(vectors[0].codes), len(named))
+    plaintext = head + named + pack_vectors(vectors)
     location = Location(columns.location())
     envelope = sealer.seal(Kind.ITEM_VECTORS, location, plaintext, compress=False)
     return SealedVectors(envelope, _member(sealer, plaintext, location))
 
 
-def open_vectors(sealer: Sealer, columns: VectorColumns, envelope: bytes, member: bytes) -> list[Vector]:
+def open_vectors(sealer: Sealer, columns: VectorColumns, envelope: bytes, member: bytes) -> OpenedVectors:
     """Undo `seal_vectors`.
 
     Raises:
-        IntegrityFailure: A column was edited, the row was moved, it holds no vectors, or its member is not its own.
+        IntegrityFailure: A column was edited, the row was moved, it holds no vectors, or its member or the name of its
+            model is not its own.
     """
     location = Location(columns.location())
     try:
@@ -133,22 +141,50 @@ def open_vectors(sealer: Sealer, columns: VectorColumns, envelope: bytes, member
         raise IntegrityFailure from None
     if not hmac.compare_digest(_member(sealer, plaintext, location), member):
         raise IntegrityFailure("the member of an item's vectors was altered")
-    return list(_vectors(plaintext))
-
-
-def _vectors(plaintext: bytes) -> Iterable[Vector]:
     try:
-        number, count, dimensions = _HEAD.unpack_from(plaintext)
-    except struct.error:
+        number, count, dimensions, length = _HEAD.unpack_from(plaintext)
+        model = plaintext[_HEAD.size : _HEAD.size + length].decode()
+        vectors = unpack_vectors(plaintext[_HEAD.size + length :], dimensions)
+    except (struct.error, ValueError):
         raise IntegrityFailure from None
-    size = _VECTOR.size + (1 + _HALF_BYTES) * dimensions
-    if number != _FORMAT or len(plaintext) != _HEAD.size + count * size:
+    if number != _FORMAT or not vectors or len(vectors) != count:
         raise IntegrityFailure
-    for at in range(_HEAD.size, len(plaintext), size):
-        scale, length = _VECTOR.unpack_from(plaintext, at)
+    if not hmac.compare_digest(model_id(sealer, model, dimensions), columns.model_id):
+        raise IntegrityFailure("an item's vectors are another model's")
+    return OpenedVectors(model, vectors)
+
+
+def pack_vectors(vectors: Sequence[Vector]) -> bytes:
+    """Vectors one after the other, as they are kept."""
+    parts: list[bytes] = []
+    for each in vectors:
+        parts += (_VECTOR.pack(each.scale, each.length), each.codes, each.direction)
+    return b"".join(parts)
+
+
+def unpack_vectors(packed: bytes, dimensions: int) -> list[Vector]:
+    """Undo `pack_vectors`.
+
+    Raises:
+        ValueError: These are no whole vectors of so many dimensions.
+    """
+    size = _VECTOR.size + (1 + _HALF_BYTES) * dimensions
+    if len(packed) % size:
+        raise ValueError("these are no whole vectors")
+    found = []
+    for at in range(0, len(packed), size):
+        scale, length = _VECTOR.unpack_from(packed, at)
         codes = at + _VECTOR.size
         direction = codes + dimensions
-        yield Vector(scale, length, plaintext[codes:direction], plaintext[direction : at + size])
+        found.append(Vector(scale, length, packed[codes:direction], packed[direction : at + size]))
+    return found
+
+
+def is_finite(vector: Vector) -> bool:
+    """Whether a vector that nobody quantized here is made of numbers: none of them is infinite, or none at all."""
+    direction = _halves(len(vector.codes)).unpack(vector.direction)
+    # A sum of so few numbers of 16 bits is finite, if all of them are.
+    return all(map(math.isfinite, (vector.scale, vector.length, sum(direction))))
 
 
 def _member(sealer: Sealer, plaintext: bytes, location: Location) -> bytes:

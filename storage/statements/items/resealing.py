@@ -58,15 +58,19 @@ WHERE v.tenant_id = :tenant_id AND v.subject_id = :subject_id
     VectorsRow,
 )
 # Only over what was read: what was put since was sealed anew.
-RESEAL_ITEM = Statement("""
-UPDATE stateroom.items SET envelope = :envelope
-WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND path_id = :path_id AND key_id = :key_id
-  AND revision = :revision AND envelope = :envelope_before
+RESEAL_ITEMS = Statement("""
+UPDATE stateroom.items i SET envelope = w.envelope
+FROM unnest(:path_ids::bytea[], :key_ids::bytea[], :revisions::bigint[], :envelopes::bytea[], :before::bytea[])
+    AS w(path_id, key_id, revision, envelope, before)
+WHERE i.tenant_id = :tenant_id AND i.subject_id = :subject_id AND i.path_id = w.path_id AND i.key_id = w.key_id
+  AND i.revision = w.revision AND i.envelope = w.before
 """)
 RESEAL_VECTORS = Statement("""
-UPDATE stateroom.item_vectors SET envelope = :envelope
-WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND path_id = :path_id AND key_id = :key_id
-  AND model_id = :model_id AND sequence = :sequence AND envelope = :envelope_before
+UPDATE stateroom.item_vectors v SET envelope = w.envelope
+FROM unnest(:path_ids::bytea[], :key_ids::bytea[], :model_ids::bytea[], :sequences::bigint[], :envelopes::bytea[],
+    :before::bytea[]) AS w(path_id, key_id, model_id, sequence, envelope, before)
+WHERE v.tenant_id = :tenant_id AND v.subject_id = :subject_id AND v.path_id = w.path_id AND v.key_id = w.key_id
+  AND v.model_id = w.model_id AND v.sequence = w.sequence AND v.envelope = w.before
 """)
 
 # One order for everybody who locks several.

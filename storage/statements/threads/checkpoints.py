@@ -643,6 +643,14 @@ WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND idempotency_key = 
     IdempotencyRow,
 )
 
+# At once, by who did the work before: who waits for another transaction with the same key finds it there afterwards.
+KEEP_IDEMPOTENCY = Statement(
+    """
+INSERT INTO stateroom.idempotency (tenant_id, subject_id, idempotency_key, request_digest, created_at, receipt)
+VALUES (:tenant_id, :subject_id, :idempotency_key, :request_digest, :now, :receipt) ON CONFLICT DO NOTHING RETURNING 1
+""",
+    int,
+)
 SETTLE_IDEMPOTENCY = Statement("""
 UPDATE stateroom.idempotency SET receipt = :receipt
 WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND idempotency_key = :idempotency_key

@@ -93,7 +93,9 @@ def test_every_route_speaks_messagepack(client):
     made = client.put(SEAT, content=msgpack.packb({"value": value}))
     assert said(made, 201)["status"] == "created"
     assert said(client.get(SEAT))["value"] == value
-    found = said(client.post("/v1/items:search", content=msgpack.packb({"filter": {"float": 1.5}, "prefix": ["memories"]})))
+    found = said(
+        client.post("/v1/items:search", content=msgpack.packb({"filter": {"float": 1.5}, "prefix": ["memories"]}))
+    )
     assert found["items"] == []  # a map with a key that is no text is like nothing
     found = said(client.post("/v1/items:search", content=msgpack.packb({"prefix": ["memories"]})))
     assert found["items"][0]["value"] == value
@@ -534,3 +536,16 @@ def test_a_page_of_large_values_ends_early_and_goes_on(client):
     got = pages(client, "/v1/items:search", "items", prefix=["big"], limit=1000)
     assert len(got) > 1
     assert sorted(each["key"] for page in got for each in page) == sorted(f"k{n}" for n in range(80))
+
+
+def test_what_cannot_be_told_is_not_written(client):
+    """A control character takes a byte where it is stored, and six where it is shown as JSON."""
+    value = {"a": "\x01" * (ITEM_VALUE_BYTES_MAX - 100)}
+    packed = {"writes": [{"path": ["big"], "key": f"k{n}", "value": value} for n in range(70)]}
+    sent = client.post("/v1/items:batch", content=msgpack.packb(packed), headers={"Content-Type": MSGPACK})
+    assert sent.status_code == 200
+    gets = [{"path": ["big"], "key": f"k{n}"} for n in range(70)]
+    answer = batch(client, gets=gets, writes=[{"path": ["other"], "key": "k", "value": {}}])
+    assert_problem(answer, 413, "state-too-large")
+    assert_problem(client.get("/v1/items/other/k"), 404)
+    assert batch(client, gets=gets[:40], writes=[{"path": ["other"], "key": "k", "value": {}}]).status_code == 200

@@ -1,7 +1,5 @@
 """Items by what they mean: their vectors are sealed, searched exactly, and only as good as the items they are of."""
 
-
-
 import math
 from array import array
 
@@ -10,12 +8,14 @@ import pytest
 
 from storage.control.features import ITEMS
 from storage.encoding import encode_msgpack
-from storage.errors import IntegrityFailure, ItemIndexTooLarge, ItemMoved, ItemNotFound
+from storage.errors import IntegrityFailure, ItemIndexTooLarge, ItemMoved, ItemNotFound, NotFound
 from storage.format.items.vectors import quantized
 from storage.items import filters
-from storage.items.index import Indexes
+from storage.items.finding.index import INDEX_SECONDS, Indexes
+from storage.items.finding.nearest import BESIDE_BYTES_MIN, nearest
+from storage.items.finding.searching import Budget
 from storage.items.model import Batch, ItemName, ItemSearch, ItemWrite, ModelVectors, Near
-from storage.items.nearest import BESIDE_BYTES_MIN
+from storage.items.reading import Reading
 from storage.model import Value
 from storage.scope import ClientShare, Scope
 from tests.support.archive_rows import opened
@@ -102,6 +102,23 @@ async def test_a_put_replaces_all_vectors_and_a_deleted_item_is_no_hit(store, sc
     assert await found(store, scope, unit(0.0)) == ["a"]
     await write(store, scope, put("c", unit(0.0)))
     assert await found(store, scope, unit(0.0)) == ["c", "a"]
+
+
+async def test_a_search_of_an_earlier_moment_takes_nothing_from_later_ones(store, scope):
+    await write(store, scope, put("old", unit(0.1)))
+
+    async def of_before(sealer):
+        async with store.unit_of_work.snapshot(scope) as transaction:
+            reading = Reading(transaction, scope, sealer, store.items.lists, store.items.keeping)
+            assert len(await reading.paths_like(lambda _: True)) == 1  # it sees what is there now
+            await write(store, scope, put("new", unit(0.0)))
+            assert await found(store, scope, unit(0.0)) == ["new", "old"]
+            wanted = ItemSearch(near=Near(MODEL, unit(0.0), "cosine"))
+            return await nearest(reading, scope, store.items.indexes, Budget(), wanted)
+
+    page = await store.items._access.with_existing_keys(scope, of_before, NotFound())
+    assert [each.name.key for each in page.items] == ["old"]
+    assert await found(store, scope, unit(0.0)) == ["new", "old"]
 
 
 async def test_pages_are_full_whatever_is_filtered_and_gone(store, scope):
@@ -197,3 +214,36 @@ async def test_what_is_large_is_compared_beside_the_event_loop(store, scope):
 def test_a_vector_of_zeros_is_like_nothing():
     assert quantized([0.0, 0.0]).codes == bytes(2)
     assert array("b", quantized([1.0, -1.0, 0.25]).codes).tolist() == [127, -127, 32]
+
+
+async def test_opened_vectors_are_forgotten_when_nobody_uses_them_and_not_kept_under_a_share(database, root_key, scope):
+    now = [0.0]
+    async with opened(database, root_key) as store:
+        await switch_on(store, ITEMS)
+        store.items.indexes = Indexes(monotonic=lambda: now[0])
+        await write(store, scope, put("a", unit(0.0)), share=(share := ClientShare(b"s" * 32)))
+        assert await found(store, scope, unit(0.0), share=share) == ["a"]
+        assert store.items.indexes.size_bytes == 0
+        await write(store, scope, put("a", unit(0.0)))
+        await found(store, scope, unit(0.0))
+        assert store.items.indexes.size_bytes > 0
+        now[0] += INDEX_SECONDS - 1
+        await store.items.flush()
+        await found(store, scope, unit(0.0))
+        now[0] += INDEX_SECONDS - 1
+        await store.items.flush()
+        assert store.items.indexes.size_bytes > 0
+        now[0] += 1
+        await store.items.flush()
+        assert store.items.indexes.size_bytes == 0
+
+
+async def test_indexes_give_way_when_all_together_are_too_large(database, root_key, scope):
+    async with opened(database, root_key) as store:
+        await switch_on(store, ITEMS)
+        store.items.indexes = Indexes(bytes_max=3_000)
+        for number in range(4):
+            subject = Scope(scope.tenant_id, f"subject-{number}")
+            await write(store, subject, *(put(f"k{n}", [1.0] * 100) for n in range(4)))
+            assert len(await found(store, subject, [1.0] * 100)) == 4
+            assert store.items.indexes.size_bytes <= 3_000

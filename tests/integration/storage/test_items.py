@@ -227,3 +227,23 @@ async def test_a_held_tenants_items_are_neither_replaced_nor_deleted(store, scop
     assert [each.revision for each in await get(store, scope, "a")] == [kept.revision]
     await store.retention_policies.put(tenant, None, Policy(legal_hold=False))
     assert [each.status for each in await write(store, scope, delete("a"))] == ["deleted"]
+
+
+async def test_requests_with_one_key_at_the_same_moment_write_once(store, scope):
+    async def repeat():
+        key = Idempotency("at-once", b"1" * 32)
+        (written,) = await write(store, scope, put("a", {}), idempotency=key)
+        return written.revision, key.replay.happened
+
+    outcomes = await asyncio.gather(*(repeat() for _ in range(6)))
+    assert len({revision for revision, _ in outcomes}) == 1
+    assert sorted(replayed for _, replayed in outcomes) == [False] + [True] * 5
+
+
+async def test_paths_of_adapters_are_found_by_who_names_them_only(store, scope):
+    await write(store, scope, put("a", {}, path=("~cache", "1")), put("b", {}, path=("memories",)))
+    assert await keys(store, scope, ()) == ["b"]
+    assert await keys(store, scope, ("~cache",)) == ["a"]
+    assert await paths(store, scope) == await paths(store, scope, prefix=("*",)) == [("memories",)]
+    assert await paths(store, scope, suffix=("1",)) == []
+    assert await paths(store, scope, prefix=("~cache",), suffix=("1",)) == [("~cache", "1")]

@@ -1,6 +1,9 @@
 """Items move with their subject from one deployment to another: values, revisions and times, to the byte."""
 
+import math
 import os
+import struct
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -8,24 +11,36 @@ import msgspec
 import pytest
 
 from crypto import ExportOpener, ExportSealer
+from storage.access.access import Access
 from storage.administration.row_census import RowCounting
 from storage.control.features import ITEMS
 from storage.encoding import encode_msgpack
-from storage.errors import FeatureOff, ImportConflict, ImportForOther, ImportRefused, LegalHold, RowQuotaExceeded
+from storage.errors import (
+    FeatureOff,
+    ImportConflict,
+    ImportForOther,
+    ImportRefused,
+    IntegrityFailure,
+    LegalHold,
+    RowQuotaExceeded,
+)
 from storage.format import export
-from storage.format.items.vectors import quantized
-from storage.items.model import Batch, ItemGet, ItemName, ItemSearch, ItemWrite, ModelVectors
+from storage.format.items.vectors import pack_vectors, quantized
+from storage.items.model import Batch, ItemGet, ItemName, ItemSearch, ItemWrite, ModelVectors, Near
 from storage.model import ApiKeyRecord, Tenant, Value
 from storage.postgres.statement import Statement
 from storage.retention.planner import Policy
 from storage.scope import ClientShare, OperatorScope, Scope, TenantScope
+from storage.transfer.items_in import ItemsIn, StagedPath
 from tests.support.features import switch_on
+from tests.support.interleaving import parts_of
 from tests.support.states import save, state
 from tests.support.transfers import ACTOR, deployment, exported, exported_tenant, imported
 
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)
 PATH = ("memories", "ada")
 SHARE, OTHER_SHARE = ClientShare(b"s" * 32), ClientShare(b"t" * 32)
+MODEL = "example-embed"
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +83,30 @@ async def seen(store, scope, *, share=None, limit=1000):
     """Everything that a reader sees, newest first; nothing is kept alive by it."""
     batch = Batch(searches=[ItemSearch(limit=limit, refresh=False)])
     return (await store.items.run(scope, batch, share=share)).searches[0].items
+
+
+def by_name(items):
+    """In an order of their names; those of one moment come in one that depends on their names in rows."""
+    return sorted(items, key=lambda each: each.name)
+
+
+def of(*vectors, model=MODEL):
+    return ModelVectors(model, tuple(map(quantized, vectors)))
+
+
+def turned(angle):
+    return (math.cos(angle), math.sin(angle), 0.25)
+
+
+async def near(store, scope, values, *, model=MODEL, share=None, metric="cosine"):
+    """What is found by what it means: names, revisions and scores, the best first."""
+    batch = Batch(searches=[ItemSearch(limit=1000, refresh=False, near=Near(model, tuple(values), metric))])
+    found = (await store.items.run(scope, batch, share=share)).searches[0].items
+    return [(each.name, each.revision, each.score) for each in found]
+
+
+async def sound(store, scope):
+    return (await store.verification.subject(scope)).findings == []
 
 
 async def get(store, scope, key, path=PATH):
@@ -141,12 +180,26 @@ async def test_items_come_over_with_their_subject(here, there, scope, target):
     before = await seen(here, scope)
     report = await moved(here, there, scope, target)
     assert (report.threads, report.items, report.items_passed_over) == (1, 7, 0)
-    assert await seen(there, target) == before
+    assert report.items_verified == 7
+    assert by_name(await seen(there, target)) == by_name(before)
     assert await seen(there, Scope(target.tenant_id, other.subject_id)) == await seen(here, other)
     assert {each.revision for each in before} == {1, 4, 5, 6, 7}
     assert (await there.verification.subject(target)).findings == []
     assert (await job(here, scope, "export")).note == "1 threads, 0 left out; 7 items, 0 of their paths left out"
     assert ("import.items", "subject:user-1") in await events(there, target)
+
+
+async def test_a_tenant_that_says_nothing_of_retention_has_rounds_once_items_came_that_will_be_over(
+    here, there, scope, target
+):
+    other = Scope(uuid4(), "user-1")
+    await write(here, scope, put("a", {}, ttl_seconds=60))
+    await write(here, other, put("a", {}))
+    await moved(here, there, scope, target)
+    assert await there.retaining.status(TenantScope(target.tenant_id)) is not None
+    still = Scope(uuid4(), "user-1")
+    assert (await moved(here, there, other, still)).items == 1
+    assert await there.retaining.status(TenantScope(still.tenant_id)) is None
 
 
 async def test_revisions_go_on_where_they_were_after_a_deletion_too(here, there, scope, target):
@@ -213,6 +266,230 @@ async def test_the_export_of_a_thread_has_no_items(here, there, scope, target):
     file = await exported(here, there, scope, target.tenant_id)
     assert (await imported(there, target.tenant_id, file)).items == 0
     assert await seen(there, target) == []
+
+
+# --- vectors ----------------------------------------------------------------------------------------------------------
+
+
+async def test_vectors_come_over_and_find_the_same_with_the_same_scores(here, there, scope, target):
+    for number in range(70):
+        more = (of(turned(number), turned(-number), model="another"),) if number % 7 == 0 else ()
+        await write(here, scope, put(f"k{number}", {"n": number}, vectors=(of(turned(number / 70)), *more)))
+    await write(here, scope, put("k3", {"n": "without"}), put("elsewhere", {}, path=("rules",), vectors=(of((1, 2)),)))
+    await write(here, scope, replace(put("k5", {}, vectors=(of(turned(1), model="später"),)), value=None))
+    report = await moved(here, there, scope, target)
+    assert (report.items, report.items_verified, report.items_passed_over) == (71, 71, 0)
+    assert await sound(there, target)
+    for metric in ("cosine", "dot", "l2"):
+        found = await near(here, scope, turned(0.3), metric=metric)
+        assert len(found) == 69
+        assert await near(there, target, turned(0.3), metric=metric) == found
+    assert len(await near(here, scope, turned(9), model="another")) == 10
+    assert await near(there, target, turned(9), model="another") == await near(here, scope, turned(9), model="another")
+    assert await near(there, target, turned(9), model="später") == [
+        (ItemName(PATH, "k5"), 6, pytest.approx(-0.08, abs=0.1))
+    ]
+    assert await near(there, target, (1, 2)) == await near(here, scope, (1, 2))
+    await write(there, target, put("k5", {}), delete("k6"))
+    assert await near(there, target, turned(9), model="später") == []
+    assert await sound(there, target)
+
+
+async def test_vectors_come_over_under_another_share(here, there, scope, target):
+    anew = ClientShare(b"n" * 32)
+    await write(here, scope, *(put(f"k{n}", {}, vectors=(of(turned(n)),)) for n in range(5)), share=SHARE)
+    file = await exported_tenant(here, there, scope.tenant_id, target.tenant_id, SHARE)
+    report = await imported(there, target.tenant_id, file, share=anew)
+    assert (report.items, report.items_verified) == (5, 5)
+    found = await near(here, scope, turned(2), share=SHARE)
+    assert found[0][0].key == "k2"
+    assert await near(there, target, turned(2), share=anew) == found
+    assert await near(there, target, turned(2), share=SHARE) == await near(there, target, turned(2)) == []
+    assert await sound(there, target)
+
+
+async def test_the_vectors_of_items_whose_revisions_are_raised_are_found(here, there, scope, target):
+    await write(there, target, put("old", {}, vectors=(of(turned(1)),)), put("gone", {}), delete("gone"))
+    assert [name.key for name, _, _ in await near(there, target, turned(0))] == ["old"]  # an index is open now
+    await write(here, scope, put("a", {}, vectors=(of(turned(0)),)), put("b", {}, vectors=(of(turned(0.5)),)))
+    assert (await moved(here, there, scope, target)).items_verified == 2
+    found = [(name.key, revision) for name, revision, _ in await near(there, target, turned(0))]
+    assert found == [("a", 4), ("b", 5), ("old", 1)]
+    assert await sound(there, target)
+
+
+async def test_the_most_vectors_that_an_item_may_have_come_over(here, there, scope, target):
+    one = quantized([math.sin(n) for n in range(4096)])
+    given = tuple(ModelVectors(f"model-{number}", (one,) * 64) for number in range(8))
+    await write(here, scope, put("a", {}, vectors=given), put("b", {}, vectors=given[:1]))
+    records = await opened(
+        await exported_tenant(here, there, scope.tenant_id, target.tenant_id), there, target.tenant_id
+    )
+    vectors = [each for each in records if isinstance(each, export.VectorsRecord)]
+    assert [(each.model, each.dimensions) for each in vectors[:8]] == [(f"model-{number}", 4096) for number in range(8)]
+    assert {each.data for each in vectors} == {pack_vectors([one] * 64)}
+    report = await moved(here, there, scope, target)
+    assert (report.items, report.items_verified) == (2, 2)
+    assert await sound(there, target)
+
+
+async def test_items_that_are_passed_over_keep_the_vectors_that_they_have(here, there, scope, target):
+    await write(here, scope, put("a", {"n": 1}, vectors=(of(turned(0)),)), put("b", {}, vectors=(of(turned(0)),)))
+    await write(there, target, put("a", {"n": 1}, vectors=(of(turned(3)),)), put("b", {"n": "here"}))
+    before = await near(there, target, turned(0))
+    report = await moved(here, there, scope, target, skip_existing=True)
+    assert (report.items, report.items_verified, report.items_passed_over) == (0, 0, 2)
+    assert await near(there, target, turned(0)) == before
+    assert await sound(there, target)
+
+
+async def test_each_item_gets_its_own_vectors_though_others_are_passed_over(here, there, scope, target):
+    given = {f"k{number:02}": of(turned(number / 9)) for number in range(70)}
+    await write(here, scope, *(put(key, {"key": key}, vectors=(vectors,)) for key, vectors in given.items()))
+    await write(here, scope, put("k08", {"key": "k08"}), put("k64", {"key": "k64"}))
+    await write(there, target, *(put(f"k{number:02}", {"n": "here"}) for number in range(0, 70, 3)))
+    report = await moved(here, there, scope, target, skip_existing=True)
+    assert (report.items, report.items_verified, report.items_passed_over) == (46, 46, 24)
+    expected = [each for each in await near(here, scope, turned(2)) if int(each[0].key[1:]) % 3]
+    found = await near(there, target, turned(2))
+    assert [(name, score) for name, _, score in found] == [(name, score) for name, _, score in expected]
+    assert len(found) == 44
+    assert await sound(there, target)
+
+
+async def test_what_is_over_here_is_replaced_by_an_item_with_its_vectors(here, there, scope, target):
+    await write(here, scope, put("a", {"n": 1}, vectors=(of(turned(0)),)))
+    await write(there, target, put("a", {}, ttl_seconds=60, vectors=(of(turned(3)), of((1, 2), model="old"))))
+    await edited(there, target, "UPDATE stateroom.items SET expires_at = now() WHERE ttl_seconds > 0")
+    assert (await moved(here, there, scope, target)).items_verified == 1
+    assert await near(there, target, turned(0)) == [(ItemName(PATH, "a"), 2, pytest.approx(1, abs=0.001))]
+    assert await near(there, target, (1, 2), model="old") == []
+    assert await sound(there, target)
+
+
+async def test_damaged_vectors_are_named_and_their_item_and_others_come_over(here, there, scope, target):
+    await write(here, scope, put("a", {}, vectors=(of(turned(0)), of(turned(0), model="another"))))
+    await write(here, scope, put("b", {}, vectors=(of(turned(1)),)))
+    damage = "UPDATE stateroom.item_vectors SET envelope = envelope || '\\x00'::bytea"
+    first = "SELECT min(o.model_id) FROM stateroom.item_vectors o WHERE o.revision = 1 AND o.tenant_id = :tenant_id"
+    await edited(here, scope, f"{damage} WHERE revision = 1 AND model_id = ({first})")
+    report = await moved(here, there, scope, target)
+    assert (report.items, report.items_verified, report.items_passed_over) == (2, 2, 1)
+    assert [(each.path, each.key, each.reason) for each in report.passed_items] == [(PATH, None, "damaged-vectors")]
+    found = [*await near(there, target, turned(0)), *await near(there, target, turned(0), model="another")]
+    assert sorted(name.key for name, _, _ in found) == ["a", "b"]
+    note = (await job(here, scope, "export")).note
+    assert note.startswith("0 threads, 0 left out; 2 items, 0 of their paths left out; 1 damaged: user-1/items/")
+    assert len(note.rsplit("/items/", 1)[1].split("/")) == 3
+    assert await sound(there, target)
+
+
+VECTORS_DAMAGES = {
+    "removed": ("DELETE FROM stateroom.item_vectors WHERE revision = 2", 4),
+    "moved in the order of changes": ("UPDATE stateroom.item_vectors SET sequence = 9 WHERE revision = 2", 5),
+    "of another state": ("UPDATE stateroom.item_vectors SET revision = 9 WHERE revision = 2", 5),
+    "an altered member": ("UPDATE stateroom.item_vectors SET member = key_id WHERE revision = 2", 5),
+    "of an item that is not there": ("UPDATE stateroom.item_vectors SET key_id = member WHERE revision = 2", 4),
+    "of what can be no item": ("UPDATE stateroom.item_vectors SET key_id = 'x' WHERE revision = 2", 4),
+}
+
+
+@pytest.mark.parametrize("name", VECTORS_DAMAGES)
+async def test_vectors_that_do_not_agree_with_the_seal_are_left_out_alone(here, there, scope, target, name):
+    await write(here, scope, put("a", {}, vectors=(of(turned(0)),)), put("b", {}, vectors=(of(turned(1)),)))
+    await write(here, scope, put("c", {}, path=("sound",), vectors=(of(turned(2)),)))
+    damage, names = VECTORS_DAMAGES[name]
+    await edited(here, scope, damage)
+    report = await moved(here, there, scope, target)
+    assert (report.items, report.items_verified, report.items_passed_over) == (3, 3, 1)
+    assert {(each.path, each.reason) for each in report.passed_items} == {(PATH, "damaged-vectors")}
+    assert [found.key for found, _, _ in await near(there, target, turned(0))] == ["a", "c"]
+    place = (await job(here, scope, "export")).note.rsplit("; 1 damaged: ", 1)[1].split("/")
+    assert (len(place), place[-1] == "vectors") == (names, names == 4)
+    assert await sound(there, target)
+
+
+# --- what was removed -------------------------------------------------------------------------------------------------
+
+
+async def test_no_revision_of_a_path_that_was_removed_there_returns_here(here, there, scope, target):
+    await write(here, scope, put("a", {}, path=("gone",)), put("a", {}, path=("gone",)), put("kept", {}))
+    await write(here, scope, delete("a", path=("gone",)))
+    assert (await moved(here, there, scope, target)).items == 1
+    assert (await get(there, target, "kept")).revision == 1  # the floor is for those that are made later
+    (again,) = await write(there, target, put("a", {}, path=("gone",)))
+    assert again.revision == 4
+    assert await sound(there, target)
+
+
+async def test_a_subject_that_removed_everything_brings_its_floor_and_lowers_none(here, there, scope, target):
+    await write(here, scope, put("a", {}), delete("a"))
+    await write(there, target, *(put("a", {}) for _ in range(6)), delete("a"))
+    await moved(here, there, scope, target)
+    assert (await write(there, target, put("a", {})))[0].revision == 8
+    other = Scope(uuid4(), scope.subject_id)
+    report = await moved(here, there, scope, other)
+    assert (report.items, report.items_passed_over) == (0, 0)
+    assert (await write(there, other, put("a", {})))[0].revision == 3
+    assert await sound(there, other)
+
+
+async def test_the_revisions_of_a_path_in_which_everything_is_over_do_not_return_either(here, there, scope, target):
+    await write(here, scope, *(put("a", {}, ttl_seconds=60) for _ in range(3)))
+    await edited(here, scope, "UPDATE stateroom.items SET expires_at = now() - make_interval(secs => 1) WHERE true")
+    assert (await moved(here, there, scope, target)).items == 0
+    assert (await write(there, target, put("a", {})))[0].revision == 4
+
+
+async def test_no_floor_comes_in_before_the_feature_is_on(here, scope, target, postgres, migrated_template):
+    await write(here, scope, put("a", {}), delete("a"))
+    async with deployment(postgres, migrated_template) as earlier:
+        file = await exported_tenant(here, earlier, scope.tenant_id, target.tenant_id)
+        with pytest.raises(FeatureOff):
+            await imported(earlier, target.tenant_id, file)
+
+
+# --- what is read back ------------------------------------------------------------------------------------------------
+
+
+async def stored(store, scope):
+    """The way in, and a path with two items that it stored."""
+    items_in = ItemsIn(Access(parts_of(store, store.unit_of_work)), store.audit)
+    staged = StagedPath(scope, None, export.PathRecord(scope.subject_id, [*PATH], client_share=False, sequence=2))
+    for revision in (1, 2):
+        data = encode_msgpack({"n": revision})
+        staged.add(export.ItemRecord(f"k{revision}", "msgpack", data, revision, None, WHEN, WHEN, None))
+        staged.add_vectors(export.VectorsRecord(MODEL, 3, pack_vectors([quantized(turned(revision))])))
+    return items_in, staged, await items_in.settle(staged, ACTOR, skip_existing=False)
+
+
+ALTERED = {
+    "an item": "UPDATE stateroom.items SET envelope = envelope || '\\x00'::bytea WHERE revision = 2",
+    "an item removed": "DELETE FROM stateroom.items WHERE revision = 2",
+    "vectors": "UPDATE stateroom.item_vectors SET envelope = envelope || '\\x00'::bytea WHERE revision = 2",
+    "vectors removed": "DELETE FROM stateroom.item_vectors WHERE revision = 2",
+    "the seal": "UPDATE stateroom.item_paths SET seal = labels WHERE true",
+}
+
+
+@pytest.mark.parametrize("name", ALTERED)
+async def test_items_that_do_not_read_back_as_they_were_exported_are_told(there, target, name):
+    await write(there, target, put("before", {}))
+    await edited(there, target, "UPDATE stateroom.items SET envelope = envelope || '\\x00'::bytea WHERE revision = 1")
+    items_in, staged, arrived = await stored(there, target)
+    assert await items_in.read_back(staged, arrived)  # what was damaged before is nothing that came
+    await edited(there, target, ALTERED[name].replace("revision = 2", "revision = 3"))
+    with pytest.raises(IntegrityFailure, match="of subject 'user-1' were imported, but do not read back") as caught:
+        await items_in.read_back(staged, arrived)
+    assert "memories" not in str(caught.value)
+
+
+async def test_a_path_that_somebody_writes_to_meanwhile_is_not_compared(there, target):
+    items_in, staged, arrived = await stored(there, target)
+    await write(there, target, put("k1", {}))
+    assert not await items_in.read_back(staged, arrived)
+    await write(there, target, delete("k1"), delete("k2"))
+    assert not await items_in.read_back(staged, arrived)
 
 
 # --- what is here -----------------------------------------------------------------------------------------------------
@@ -283,7 +560,7 @@ async def test_items_under_a_share_come_over_under_one_or_are_left_out(here, the
     assert (without.items, without.items_passed_over) == (0, 1 + 1 + 2)
     anew = ClientShare(b"n" * 32)
     assert (await imported(there, target.tenant_id, file, share=anew)).items == 2
-    assert await seen(there, target, share=anew) == await seen(here, scope, share=SHARE)
+    assert by_name(await seen(there, target, share=anew)) == by_name(await seen(here, scope, share=SHARE))
     assert await seen(there, target, share=SHARE) == []
     assert [each.name.key for each in await seen(there, target)] == ["open"]
 
@@ -386,6 +663,53 @@ async def test_a_file_that_says_what_none_may_say_is_refused(here, there, scope,
         await imported(there, target.tenant_id, await sealed(there, target.tenant_id, records))
     assert "memories" not in str(caught.value)
     assert await seen(there, target) == []
+
+
+VECTORS_REFUSED = {
+    "no number": (lambda r: changed(r, export.VectorsRecord, data=pack_with(math.nan)), "other vectors than an item"),
+    "no finite number": (lambda r: changed(r, export.VectorsRecord, data=pack_with(math.inf)), "other vectors than"),
+    "a negative length": (lambda r: changed(r, export.VectorsRecord, data=pack_with(-1.0)), "other vectors than an"),
+    "half a vector": (lambda r: changed(r, export.VectorsRecord, data=bytes(16)), "other vectors than an item can"),
+    "too many": (lambda r: changed(r, export.VectorsRecord, data=pack_with(1.0) * 65), "other vectors than an item"),
+    "too many dimensions": (
+        lambda r: changed(r, export.VectorsRecord, dimensions=4097, data=bytes(8 + 3 * 4097)), "other vectors than"
+    ),
+    "a model twice": (lambda r: changed(r, export.VectorsRecord, model="m"), "not in order"),
+    "fewer than said": (lambda r: changed(r, export.PathEnding, vectors=1), "other items than its end says"),
+    "of no item": (
+        lambda r: [each for each in r if not isinstance(each, export.ItemRecord)], "where it cannot be"
+    ),
+    "in no path": (lambda r: [r[0], *(each for each in r if isinstance(each, export.VectorsRecord))], "it cannot be"),
+}  # fmt: skip
+
+
+def pack_with(number):
+    """One vector of three dimensions, whose length is this."""
+    return struct.pack(">ff", 1.0, number) + bytes(9)
+
+
+@pytest.mark.parametrize("name", VECTORS_REFUSED)
+async def test_a_file_with_vectors_that_none_can_have_is_refused(here, there, scope, target, name):
+    await write(here, scope, put("a", {}, vectors=(of(turned(0)), of(turned(1), model="another"))))
+    file = await exported_tenant(here, there, scope.tenant_id, target.tenant_id)
+    change, why = VECTORS_REFUSED[name]
+    records = change(await opened(file, there, target.tenant_id))
+    with pytest.raises(ImportRefused, match=why):
+        await imported(there, target.tenant_id, await sealed(there, target.tenant_id, records))
+    assert await seen(there, target) == []
+
+
+async def test_revisions_that_no_path_may_have_are_refused(here, there, scope, target):
+    await write(here, scope, put("a", {}))
+    await write(there, target, put("b", {}))
+    records = changed(
+        await opened(await exported_tenant(here, there, scope.tenant_id, target.tenant_id), there, target.tenant_id),
+        export.PathRecord,
+        sequence=2**62 - 1,
+    )
+    with pytest.raises(ImportRefused, match="too great for what is here"):
+        await imported(there, target.tenant_id, await sealed(there, target.tenant_id, records))
+    assert [each.name.key for each in await seen(there, target)] == ["b"]
 
 
 async def test_an_altered_digest_of_a_path_is_refused(here, there, scope, target):

@@ -23,6 +23,7 @@ from storage.format.export import (
     Data,
     End,
     Ending,
+    FloorRecord,
     Frames,
     Head,
     ItemRecord,
@@ -38,6 +39,7 @@ from storage.format.export import (
     RunningDigest,
     SavePolicyRecord,
     Schema,
+    VectorsRecord,
 )
 from storage.format.leaves import PIECE_ID_BYTES, placeholder
 from storage.format.manifest import ChannelRecord
@@ -77,11 +79,13 @@ RECORDS = [
     LinkRecord("trip-7", "", None),
     PathRecord("user-1", ["memories", "nul \0"], client_share=False, sequence=7),
     ItemRecord("seat", "msgpack", b"\x80", 7, 60, AT, AT, AT),
-    PathEnding(1, 1, DIGEST),
+    PathEnding(1, 1, 1, 2, DIGEST),
     PathsLeftOut("user-1", "damaged", 1, ["memories"]),
+    VectorsRecord("example-embed", 2, bytes(14)),
+    FloorRecord("user-1", 7),
 ]  # fmt: skip
 OPENING, SCHEMA, BEGINNING, ARTIFACT, PIECE, DATA, PENDING, CHECKPOINT, HEAD, ENDING, LEFT_OUT, END, *_ = RECORDS
-PATH, ITEM, PATH_ENDING, PATHS_LEFT_OUT = RECORDS[-4:]
+PATH, ITEM, PATH_ENDING, PATHS_LEFT_OUT, VECTORS, FLOOR = RECORDS[-6:]
 
 
 def change(record, **members):
@@ -155,7 +159,16 @@ def test_the_bytes_of_records_are_these():
         change(ITEM, ttl_seconds=2**31),
         change(ITEM, expires_at=AT.replace(tzinfo=None)),
         change(PATH_ENDING, damaged=-1),
+        change(PATH_ENDING, vectors_damaged=-1),
         change(PATHS_LEFT_OUT, reason="archived"),
+        change(VECTORS, model=""),
+        change(VECTORS, model="x" * 256),
+        change(VECTORS, dimensions=0),
+        change(VECTORS, dimensions=2**16),
+        change(VECTORS, data=b""),
+        change(VECTORS, data=bytes(export.SLICE_BYTES + 1)),
+        change(FLOOR, floor=0),
+        change(FLOOR, floor=2**62),
     ],
 )
 def test_a_record_that_says_what_none_may_say_is_refused(record):
@@ -199,8 +212,8 @@ def test_a_record_may_be_as_large_as_this(record):
 
 
 def test_a_record_of_a_newer_release_is_refused_by_its_number():
-    with pytest.raises(ImportRefused, match="records of kind 22, which a newer release writes"):
-        export.decode(encode_msgpack([22, "anything"]))
+    with pytest.raises(ImportRefused, match="records of kind 24, which a newer release writes"):
+        export.decode(encode_msgpack([24, "anything"]))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from stateroom._items.shapes import (
     ItemWrite,
     ItemWritten,
     Near,
+    Reindexed,
 )
 from stateroom._protocol.core import Answer, Timeouts, encode_id
 from stateroom._resuming.context import Change, ResumeContext
@@ -220,6 +221,7 @@ __all__ = [
     "Preview",
     "QuotaExceeded",
     "RangeNotSatisfiable",
+    "Reindexed",
     "RemovalReceipt",
     "RestoreNeeded",
     "ResumeContext",

@@ -1,4 +1,4 @@
-"""LangGraph's checkpointer on Stateroom, and beside it its store (``_langgraph.store``).
+"""LangGraph's checkpointer on Stateroom, and beside it its store and its cache (``_langgraph.store``, ``.cache``).
 
 This module owns the saver and its requests: only what LangGraph says has changed is sent. Values are serialised on
 this side, channel by channel (``_langgraph.values``), and the gateway never instantiates them. It does not decide who
@@ -35,6 +35,7 @@ from msgspec import UNSET
 
 from stateroom._io.on_loop import finished
 from stateroom._langgraph.answers import Answers, model_of, usage_of
+from stateroom._langgraph.cache import CacheOptions, StateroomCache
 from stateroom._langgraph.columns import ConfigIds, graph_name, is_step, name_of, word_of
 from stateroom._langgraph.connections import Connections
 from stateroom._langgraph.field_types import with_field_types
@@ -84,7 +85,15 @@ _FORKING_SOURCES = frozenset({"fork", "update"})
 P = ParamSpec("P")
 R = TypeVar("R")
 
-__all__ = ["SKELETON", "SaverOptions", "StateroomSaver", "StateroomStore", "StoreOptions"]
+__all__ = [
+    "SKELETON",
+    "CacheOptions",
+    "SaverOptions",
+    "StateroomCache",
+    "StateroomSaver",
+    "StateroomStore",
+    "StoreOptions",
+]
 
 
 def _thawing(

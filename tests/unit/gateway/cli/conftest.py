@@ -72,7 +72,7 @@ def gateway() -> Iterator[ScriptedGateway]:
                     parts.path,
                     dict(parse_qsl(parts.query, keep_blank_values=True)),
                     {name.lower(): value for name, value in self.headers.items()},
-                    msgspec.msgpack.decode(body) if body else None,
+                    self.decoded(body) if body else None,
                 )
             )
             status, answer, media_type = script.answers.popleft()
@@ -82,6 +82,10 @@ def gateway() -> Iterator[ScriptedGateway]:
             self.send_header("Content-Type", media_type)
             self.end_headers()
             self.wfile.write(encoded)
+
+        def decoded(self, body: bytes) -> Any:
+            is_json = self.headers["Content-Type"] == "application/json"
+            return msgspec.json.decode(body) if is_json else msgspec.msgpack.decode(body)
 
         do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = answer_next  # noqa: N815 - names of the standard library
 

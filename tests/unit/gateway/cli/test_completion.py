@@ -59,6 +59,7 @@ def terminal(tmp_path):
     [
         ("stateroom operator-", "key "),  # a command
         ("stateroom key rot", "ate "),  # one of a group
+        ("stateroom item sea", "rch "),
         ("stateroom key rotate --time", "out "),  # an option
         ("stateroom completion fi", "sh "),  # a choice
         ("stateroom restore acc", "ept "),  # of the group that takes threads, too

@@ -36,7 +36,7 @@ from storage.items.model import PathSearch
     ],
 )
 def test_a_path_begins_and_ends_as_it_should(labels, prefix, suffix, found):
-    assert matching.matches(labels, PathSearch(prefix=prefix, suffix=suffix)) is found
+    assert matching.matcher(PathSearch(prefix=prefix, suffix=suffix))(labels) is found
 
 
 @pytest.mark.parametrize(
@@ -65,4 +65,17 @@ PATHS = [("b",), ("a", "b"), ("a",), ("a", "a")]
     ],
 )
 def test_a_page_goes_on_where_the_one_before_ended(wanted, shown, after):
-    assert matching.page({*PATHS}, PathSearch(**wanted)) == (shown, after)
+    page = matching.PathsPage(PathSearch(**wanted))
+    for each in sorted(PATHS):
+        if page.may_show(each):
+            page.add(each)
+    assert page.end() == (shown, after)
+
+
+def test_paths_that_are_cut_are_told_once():
+    page = matching.PathsPage(PathSearch(max_depth=1, limit=2))
+    for each in [("a",), ("a", "a"), ("a", "b"), ("b", "x"), ("b", "y"), ("c",), ("d",)]:
+        page.add(each)
+    assert page.end() == ([("a",), ("b",)], ("b",))
+    rest = matching.PathsPage(PathSearch(max_depth=1, limit=2, after=("b",)))
+    assert [rest.may_show(each) for each in [("a", "z"), ("b", "z"), ("c", "a")]] == [False, False, True]

@@ -4,12 +4,14 @@ This module owns the verbs on items. Writes are repeated safely where an answer 
 requests that are under way at the same time.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from msgspec import UNSET, structs
 
+from stateroom._io.on_loop import finished
 from stateroom._items import requests
+from stateroom._items.requests import told
 from stateroom._items.shapes import (
     Item,
     ItemBatch,
@@ -21,11 +23,14 @@ from stateroom._items.shapes import (
     ItemWritten,
     Near,
     Path,
+    Reindexed,
 )
 from stateroom._protocol.core import Pinned, Steps
 from stateroom._protocol.wire import Page
 
 R = TypeVar("R")
+_REINDEXED_AT_ONCE = 100
+Made = list[ItemVectors | None]
 
 
 class AsyncDriver(Protocol):
@@ -163,6 +168,45 @@ class AsyncItems:
         return self._client.paged(
             lambda size, cursor: requests.paths(structs.replace(wanted, limit=size, cursor=cursor)), limit
         )
+
+    async def reindex(
+        self,
+        vectors_of: Callable[[list[Item]], Awaitable[Made] | Made],
+        prefix: Iterable[str] = (),
+        *,
+        cursor: str | None = None,
+        progress: Callable[[Reindexed], object] = lambda _: None,
+    ) -> Reindexed:
+        """Give items vectors of another model, beside those they have: both are searched meanwhile, each by its name.
+
+        Args:
+            vectors_of: Makes the vectors of up to 100 items, in their order, ``None`` for one that gets none;
+                a function or a coroutine function.
+            prefix: The labels that their paths begin with; left out: all of the subject's.
+            cursor: Where an earlier one stopped, as ``progress`` was told.
+            progress: Called after each 100 items.
+
+        Returns:
+            What was done. Items that are put meanwhile are not looked at: who puts them gives them vectors.
+
+        Raises:
+            StateroomError: The gateway refused; ``progress`` was told where to go on.
+        """
+        done = Reindexed(cursor=cursor)
+        while True:
+            wanted = ItemSearch(prefix=tuple(prefix), limit=_REINDEXED_AT_ONCE, cursor=done.cursor, refresh=False)
+            page = await self._client.drive(requests.search(wanted))
+            made: Made = await finished(vectors_of(page.items)) if page.items else []
+            writes = [
+                ItemWrite(path=each.path, key=each.key, vectors=[vectors], if_revision=each.revision)
+                for each, vectors in zip(page.items, made, strict=True)
+                if vectors is not None
+            ]
+            written = (await self._client.drive(requests.batch(ItemBatch(writes=writes)))).writes if writes else []
+            done = told(done, page, written)
+            progress(done)
+            if done.cursor is None:
+                return done
 
     async def batch(self, operations: ItemBatch) -> ItemBatchResults:
         """Up to 100 operations in one request: reads, which see what was there before, and writes.

@@ -10,7 +10,9 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec import UNSET, structs
 
+from stateroom._io.blocking import finished
 from stateroom._items import requests
+from stateroom._items.requests import told
 from stateroom._items.shapes import (
     Item,
     ItemBatch,
@@ -22,11 +24,14 @@ from stateroom._items.shapes import (
     ItemWritten,
     Near,
     Path,
+    Reindexed,
 )
 from stateroom._protocol.core import Pinned, Steps
 from stateroom._protocol.wire import Page
 
 R = TypeVar("R")
+_REINDEXED_AT_ONCE = 100
+Made = list[ItemVectors | None]
 
 
 class Driver(Protocol):
@@ -164,6 +169,45 @@ class Items:
         return self._client.paged(
             lambda size, cursor: requests.paths(structs.replace(wanted, limit=size, cursor=cursor)), limit
         )
+
+    def reindex(
+        self,
+        vectors_of: Callable[[list[Item]], Made],
+        prefix: Iterable[str] = (),
+        *,
+        cursor: str | None = None,
+        progress: Callable[[Reindexed], object] = lambda _: None,
+    ) -> Reindexed:
+        """Give items vectors of another model, beside those they have: both are searched meanwhile, each by its name.
+
+        Args:
+            vectors_of: Makes the vectors of up to 100 items, in their order, ``None`` for one that gets none;
+                a function.
+            prefix: The labels that their paths begin with; left out: all of the subject's.
+            cursor: Where an earlier one stopped, as ``progress`` was told.
+            progress: Called after each 100 items.
+
+        Returns:
+            What was done. Items that are put meanwhile are not looked at: who puts them gives them vectors.
+
+        Raises:
+            StateroomError: The gateway refused; ``progress`` was told where to go on.
+        """
+        done = Reindexed(cursor=cursor)
+        while True:
+            wanted = ItemSearch(prefix=tuple(prefix), limit=_REINDEXED_AT_ONCE, cursor=done.cursor, refresh=False)
+            page = self._client.drive(requests.search(wanted))
+            made: Made = finished(vectors_of(page.items)) if page.items else []
+            writes = [
+                ItemWrite(path=each.path, key=each.key, vectors=[vectors], if_revision=each.revision)
+                for each, vectors in zip(page.items, made, strict=True)
+                if vectors is not None
+            ]
+            written = (self._client.drive(requests.batch(ItemBatch(writes=writes)))).writes if writes else []
+            done = told(done, page, written)
+            progress(done)
+            if done.cursor is None:
+                return done
 
     def batch(self, operations: ItemBatch) -> ItemBatchResults:
         """Up to 100 operations in one request: reads, which see what was there before, and writes.

@@ -4,6 +4,7 @@ Both clients and the LangGraph store drive the same steps. Whatever writes carri
 gets the first one's result, also where a condition would not hold any more.
 """
 
+from collections.abc import Sequence
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -18,9 +19,10 @@ from stateroom._items.shapes import (
     ItemWrite,
     ItemWritten,
     Path,
+    Reindexed,
 )
 from stateroom._protocol.core import Call, Steps, asked, encode_body, encode_id
-from stateroom.errors import InvalidRequest, ItemNotFound
+from stateroom.errors import InvalidRequest, ItemMoved, ItemNotFound
 
 _SAFE = "~._:@+-,"
 _EMPTY_KEY = "~"
@@ -82,6 +84,26 @@ def batch(operations: ItemBatch) -> Steps[ItemBatchResults]:
     headers = _repeatable() if operations.writes else {}
     call = Call(method="POST", path="/items:batch", body=encode_body(operations), headers=headers, repeatable=True)
     return asked(call, ItemBatchResults)
+
+
+def told(before: Reindexed, page: ItemPage, written: Sequence[ItemWritten]) -> Reindexed:
+    """How far giving items vectors has come after another page.
+
+    Raises:
+        StateroomError: An item was refused for another reason than that somebody changed it.
+    """
+    moved = 0
+    for each in written:
+        if each.error is not None:
+            if not isinstance(each.error, (ItemMoved, ItemNotFound)):
+                raise each.error
+            moved += 1
+    return Reindexed(
+        items=before.items + len(page.items),
+        indexed=before.indexed + len(written) - moved,
+        moved=before.moved + moved,
+        cursor=page.next_cursor,
+    )
 
 
 def _repeatable() -> dict[str, str]:

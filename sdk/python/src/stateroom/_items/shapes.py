@@ -116,6 +116,22 @@ def packed(vector: Sequence[float]) -> bytes:
     return numbers.tobytes()
 
 
+class Reindexed(Struct, kw_only=True, frozen=True):
+    """How far giving items vectors has come.
+
+    Attributes:
+        items: How many items were looked at.
+        indexed: How many of them got vectors.
+        moved: How many were changed or deleted meanwhile, and were left alone: who changed them gave them their own.
+        cursor: Where to go on; ``None``: that was all.
+    """
+
+    items: int = 0
+    indexed: int = 0
+    moved: int = 0
+    cursor: str | None = None
+
+
 class ItemGet(Struct, kw_only=True, omit_defaults=True):
     """An item to read.
 

@@ -1,11 +1,13 @@
 """What an embedding model makes of the texts of operations on a store.
 
-This module owns which texts those are, and that one call of the model serves all operations of a moment. Where that
-call fails, each operation is tried by itself, so that one text that the model refuses fails its own operation only. The
-model is the caller's: the gateway never sees a text to embed, and what it gets is sealed as plaintext is.
+This module owns which texts those are, and that one call of the model serves all puts of a moment. Where that call
+fails, each put is tried by itself, so that one text that the model refuses fails its own operation only. What is
+searched for is embedded by what the model has for queries, each one once. The model is the caller's: the gateway never
+sees a text to embed, and what it gets is sealed as plaintext is.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from langgraph.store.base import (
@@ -66,45 +68,87 @@ class Embedding:
 
     def of(self, ops: Sequence[Op]) -> list[Outcome]:
         """What the model makes of the texts of each operation; ``None``: it has none. Or why it made nothing."""
-        texts = [self._texts(op) for op in ops]
-        try:
-            return self._sorted(ops, texts, self._embeddings.embed_documents([*_flat(texts)]) if any(texts) else [])
-        except Exception as failure:  # noqa: BLE001  it is another's code
-            if sum(map(bool, texts)) == 1:
-                return [failure if own else None for own in texts]
-        return [self.of([op])[0] if own else None for op, own in zip(ops, texts, strict=True)]
+        queries = {each: _tried(self._embeddings.embed_query, each) for each in _queries(ops)}
+        return self._joined(ops, queries, self._of_puts([self._texts(op) for op in ops]))
 
     async def aof(self, ops: Sequence[Op]) -> list[Outcome]:
         """What ``of`` gives, without blocking the event loop."""
-        texts = [self._texts(op) for op in ops]
+        asked = _queries(ops)
+        puts, *queries = await asyncio.gather(
+            self._aof_puts([self._texts(op) for op in ops]),
+            *(_atried(self._embeddings.aembed_query, each) for each in asked),
+        )
+        return self._joined(ops, dict(zip(asked, queries, strict=True)), puts)
+
+    def _of_puts(self, texts: Sequence[Sequence[str]]) -> list[Any]:
+        """The vectors of the texts of each operation, or why there are none."""
         try:
-            made = await self._embeddings.aembed_documents([*_flat(texts)]) if any(texts) else []
-            return self._sorted(ops, texts, made)
+            return _dealt(texts, self._embeddings.embed_documents(_flat(texts)) if any(texts) else [])
         except Exception as failure:  # noqa: BLE001  it is another's code
             if sum(map(bool, texts)) == 1:
-                return [failure if own else None for own in texts]
-        return [(await self.aof([op]))[0] if own else None for op, own in zip(ops, texts, strict=True)]
+                return [failure if own else [] for own in texts]
+        return [self._of_puts([own])[0] if own else [] for own in texts]
+
+    async def _aof_puts(self, texts: Sequence[Sequence[str]]) -> list[Any]:
+        """What ``_of_puts`` gives, without blocking the event loop."""
+        try:
+            return _dealt(texts, await self._embeddings.aembed_documents(_flat(texts)) if any(texts) else [])
+        except Exception as failure:  # noqa: BLE001  it is another's code
+            if sum(map(bool, texts)) == 1:
+                return [failure if own else [] for own in texts]
+        return [(await self._aof_puts([own]))[0] if own else [] for own in texts]
 
     def _texts(self, op: Op) -> list[str]:
-        if isinstance(op, SearchOp):
-            return [op.query] if op.query else []
+        """The texts of a put that are to be found."""
         if not isinstance(op, PutOp) or op.value is None or op.index is False:
             return []
         fields = self._fields if op.index is None else [_tokens(each) for each in op.index]
         return [text for field in fields for text in get_text_at_path(op.value, field)]
 
-    def _sorted(
-        self, ops: Sequence[Op], texts: Sequence[Sequence[str]], made: Sequence[Sequence[float]]
-    ) -> list[Outcome]:
-        vectors = iter(made)
-        outcomes: list[Outcome] = []
-        for _, own in zip(ops, texts, strict=True):
-            mine = [next(vectors) for _ in own]
-            if any(len(each) != self._dimensions for each in mine):
-                outcomes.append(InvalidRequest(f"the index has {self._dimensions} dims, and the model made others"))
-            else:
-                outcomes.append(Embedded(self._model, self._metric, mine) if mine else None)
-        return outcomes
+    def _joined(self, ops: Sequence[Op], queries: Mapping[str, Any], puts: Sequence[Any]) -> list[Outcome]:
+        return [
+            self._outcome(queries[op.query] if isinstance(op, SearchOp) and op.query else put)
+            for op, put in zip(ops, puts, strict=True)
+        ]
+
+    def _outcome(self, made: Any) -> Outcome:
+        if isinstance(made, Exception):
+            return made
+        if any(len(each) != self._dimensions for each in made):
+            return InvalidRequest(f"the index has {self._dimensions} dims, and the model made others")
+        return Embedded(self._model, self._metric, made) if made else None
+
+
+def _queries(ops: Sequence[Op]) -> list[str]:
+    """What is searched for, each once: a model may embed it in another way than what is found."""
+    return [*dict.fromkeys(op.query for op in ops if isinstance(op, SearchOp) and op.query)]
+
+
+def _tried(embed: Callable[[str], Sequence[float]], query: str) -> Any:
+    try:
+        return [embed(query)]
+    except Exception as failure:  # noqa: BLE001  it is another's code
+        return failure
+
+
+async def _atried(embed: Callable[[str], Awaitable[Sequence[float]]], query: str) -> Any:
+    try:
+        return [await embed(query)]
+    except Exception as failure:  # noqa: BLE001  it is another's code
+        return failure
+
+
+def _dealt(texts: Sequence[Sequence[str]], made: Sequence[Sequence[float]]) -> list[list[Sequence[float]]]:
+    """The vectors that were made of each operation's texts.
+
+    Raises:
+        InvalidRequest: The model made more of them, or fewer, than there are texts.
+    """
+    count = sum(map(len, texts))
+    if len(made) != count:
+        raise InvalidRequest(f"the model made {len(made)} vectors of {count} texts")
+    vectors = iter(made)
+    return [[next(vectors) for _ in own] for own in texts]
 
 
 def _flat(texts: Sequence[Sequence[str]]) -> list[str]:

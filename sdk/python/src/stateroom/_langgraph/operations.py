@@ -102,15 +102,16 @@ def _check_page(limit: int, offset: int) -> None:
         raise InvalidRequest("limit and offset are 0 or more")
 
 
-def _check_filter(wanted: Mapping[str, Any] | None) -> None:
-    for name, value in (wanted or {}).items():
+def _check_filter(wanted: Any) -> None:
+    """Refuse operators that there are none of. What is no filter at all is the gateway's to refuse."""
+    for name, value in wanted.items() if isinstance(wanted, Mapping) else ():
         if name in _JOINING:
             for each in value if isinstance(value, Sequence) else ():
                 _check_filter(each)
-        elif name.startswith("$"):
+        elif isinstance(name, str) and name.startswith("$"):
             if name not in _COMPARING:
                 raise ValueError(f"Unsupported operator: {name}")
-        elif isinstance(value, Mapping):
+        else:
             _check_filter(value)
 
 

@@ -158,7 +158,8 @@ class StateroomStore(BaseStore):
         """
         asked = _checked(ops)
         embedded = [None] * len(asked) if self._embedding is None else self._embedding.of(asked)
-        return all_of(self._connections.blocking().drive(together(prepared(asked, embedded)), self._endpoint.pin()))
+        carried_out = together(prepared(asked, embedded), [self] * len(asked))  # one call
+        return all_of(self._connections.blocking().drive(carried_out, self._endpoint.pin()))
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """Carry operations out, together with others of the same tick of the event loop.

@@ -1,13 +1,14 @@
 """Carrying out operations on items together, so that those of one moment are few requests.
 
 This module owns how procedures share requests: each round asks for what all of them want next, at most 100 operations
-and some megabytes a request. A procedure that fails does not end the others: what the gateway refuses as a whole is
-asked again one by one, so that only what is at fault is refused.
+and some megabytes a request. What a call writes waits until the last page of what it searches was read. A procedure
+that fails does not end the others: what the gateway refuses as a whole is asked again one by one, so that only what is
+at fault is refused.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from langgraph.store.base import Op, Result
 
@@ -33,14 +34,19 @@ _REFUSALS: Final = (InvalidRequest, LimitExceeded, PermissionDenied, Conflict)
 Outcome = Result | Exception
 
 
-def together(procedures: Sequence[Procedure]) -> Steps[list[Outcome]]:
-    """Carry procedures out together; in the place of one that failed, why."""
+def together(procedures: Sequence[Procedure], calls: Sequence[object]) -> Steps[list[Outcome]]:
+    """Carry procedures out together; in the place of one that failed, why.
+
+    Args:
+        procedures: What to carry out.
+        calls: Of each, by what call it was asked for: reads of a call see what was there before its writes.
+    """
     outcomes: list[Outcome] = [None] * len(procedures)
     waiting: dict[int, Asked] = {}
     for number, each in enumerate(procedures):
         _advance(number, each, lambda each=each: next(each), waiting, outcomes)  # type: ignore[misc]
     while waiting:
-        asked, waiting = waiting, {}
+        asked, waiting = _now_and_later(waiting, calls)
         for part in _parts(asked):
             told = yield from _told([asked[number] for number in part])
             for number, answer in zip(part, told, strict=True):
@@ -51,6 +57,16 @@ def together(procedures: Sequence[Procedure]) -> Steps[list[Outcome]]:
                 else:
                     _advance(number, procedure, _sending(procedure, answer), waiting, outcomes)
     return outcomes
+
+
+def _now_and_later(waiting: dict[int, Asked], calls: Sequence[object]) -> tuple[dict[int, Asked], dict[int, Asked]]:
+    """What is asked in a round, and what waits: writes of calls that may have to read another page."""
+    reading = {calls[number] for number, each in waiting.items() if isinstance(each, ItemSearch | ItemPathSearch)}
+    now: dict[int, Asked] = {}
+    later: dict[int, Asked] = {}
+    for number, each in waiting.items():
+        (later if isinstance(each, ItemWrite) and calls[number] in reading else now)[number] = each
+    return now, later
 
 
 def _sending(procedure: Procedure, answer: Told) -> Callable[[], Asked]:
@@ -161,6 +177,14 @@ def _failing(failure: Exception) -> Procedure:
     yield  # a procedure, because it may ask; it never does
 
 
+class _Waiting(NamedTuple):
+    """An operation, who waits for it, and the call that asked for it."""
+
+    op: Op
+    future: "asyncio.Future[Result]"
+    call: object
+
+
 class Ticks:
     """Operations of one event loop that were asked for at the same moment, carried out together.
 
@@ -170,7 +194,7 @@ class Ticks:
 
     def __init__(self, embedding: Embedding | None) -> None:
         self._embedding = embedding
-        self._waiting: dict[Pinned, list[tuple[Op, asyncio.Future[Result]]]] = {}
+        self._waiting: dict[Pinned, list[_Waiting]] = {}
         self._running: set[asyncio.Task[None]] = set()
 
     async def run(self, ops: Sequence[Op], pinned: Pinned, drive: Drive) -> list[Result]:
@@ -187,9 +211,10 @@ class Ticks:
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._begin, drive)
-        futures = [loop.create_future() for _ in ops]
-        self._waiting.setdefault(pinned, []).extend(zip(ops, futures, strict=True))
-        return all_of(await asyncio.gather(*futures, return_exceptions=True))
+        call = object()
+        asked = [_Waiting(op, loop.create_future(), call) for op in ops]
+        self._waiting.setdefault(pinned, []).extend(asked)
+        return all_of(await asyncio.gather(*(each.future for each in asked), return_exceptions=True))
 
     def _begin(self, drive: Drive) -> None:
         waiting, self._waiting = self._waiting, {}
@@ -198,21 +223,19 @@ class Ticks:
             self._running.add(task)
             task.add_done_callback(self._running.discard)
 
-    async def _carry_out(
-        self, asked: Sequence[tuple[Op, "asyncio.Future[Result]"]], pinned: Pinned, drive: Drive
-    ) -> None:
+    async def _carry_out(self, asked: Sequence[_Waiting], pinned: Pinned, drive: Drive) -> None:
         outcomes: Sequence[Outcome | BaseException]
-        ops = [op for op, _ in asked]
+        ops = [each.op for each in asked]
         try:
             embedded = [None] * len(ops) if self._embedding is None else await self._embedding.aof(ops)
-            outcomes = await drive(together(prepared(ops, embedded)), pinned)
+            outcomes = await drive(together(prepared(ops, embedded), [each.call for each in asked]), pinned)
         except asyncio.CancelledError:
-            for _, future in asked:
-                future.cancel()
+            for each in asked:
+                each.future.cancel()
             raise
         except Exception as failure:  # noqa: BLE001  whoever asked is told
             outcomes = [failure] * len(asked)
-        for (_, future), outcome in zip(asked, outcomes, strict=True):
+        for (_, future, _), outcome in zip(asked, outcomes, strict=True):
             if future.done():
                 continue  # who asked was cancelled
             if isinstance(outcome, BaseException):

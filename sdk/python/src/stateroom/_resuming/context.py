@@ -37,7 +37,7 @@ class ResumeContext(Struct, kw_only=True):
     """What an agent needs to go on with a thread.
 
     Attributes:
-        thread_id: The thread.
+        thread_id: The id of the thread.
         checkpoint_id: Its head; ``None``: it was never saved to, and all else is empty.
         status: The head's status.
         saved_at: When the head was saved.

@@ -52,7 +52,7 @@ def gather(
     """What a resumed agent is told.
 
     Args:
-        thread_id: The thread.
+        thread_id: The id of the thread.
         head: Its head.
         plain: The head's state as a plain tree.
         wanted: What to gather.

@@ -44,12 +44,17 @@ class Budget:
     Attributes:
         scan_rows: Rows that may be looked at.
         rows: Rows that may be opened.
-        bytes: Bytes that may be opened, as long as they are when they are not compressed.
+        bytes: Bytes that may be opened, as long as they are when they are not compressed, and what filters cost.
     """
 
     scan_rows: int = ITEM_SCAN_ROWS_MAX
     rows: int = ITEM_OPENED_ROWS_MAX
     bytes: int = ITEM_OPENED_BYTES_MAX
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing more may be looked at or opened."""
+        return min(self.scan_rows, self.rows, self.bytes) <= 0
 
 
 async def search(reading: Reading, budget: Budget, wanted: ItemSearch) -> Page[Item]:
@@ -74,12 +79,13 @@ class _Search:
         self._labels = labels
         self._walk = _Walk(reading.transaction, reading.sealer, labels, _position(wanted.after))
         self._offset = int(wanted.after[-1]) if wanted.after is not None else wanted.offset
+        self._filter_bytes = 0 if wanted.filter is None else wanted.filter.values * _BYTES_AS_A_VALUE
         self._found: list[Item] = []
 
     async def run(self) -> Page[Item]:
         """Go on until there are as many as wanted, nothing is left, or the budget is."""
         while not self._walk.ended:
-            if self._budget.scan_rows <= 0:
+            if self._budget.is_spent:
                 return self._page_so_far()
             places = await self._walk.next(min(PAGE_ROWS, self._budget.scan_rows))
             self._budget.scan_rows -= self._walk.scanned
@@ -106,7 +112,7 @@ class _Search:
             self._walk.deal_with([each])
             row = rows[each.path_id, each.key_id]
             item = await self._reading.opened(row, self._labels[row.path_id])
-            self._budget.bytes -= size_bytes(item)
+            self._budget.bytes -= size_bytes(item) + self._filter_bytes
             if await self._is_wanted(item):
                 if self._offset:
                     self._offset -= 1
@@ -121,7 +127,7 @@ class _Search:
         wanted = self._wanted.filter
         if wanted is None:
             return True
-        await self._reading.pauses.after(len(item.value.data) + wanted.values * _BYTES_AS_A_VALUE)
+        await self._reading.pauses.after(len(item.value.data) + self._filter_bytes)
         return wanted.matches(item.value)
 
     def _ended_with(self, last: sql.PlaceRow) -> bool:

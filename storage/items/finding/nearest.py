@@ -6,29 +6,28 @@ until there are as many as wanted. Where the tenant has its vectors in clear (`s
 compares them, and the sealed rows of those that are found say their scores. An item's row is the only authority: what
 is not there any more, is over or is at another revision than its vectors is no hit, and the search goes on behind it.
 
-An item that is put while a search of it is under way may be missing from that search.
+An item that is put while a search of it is under way may be missing from that search: others that began later may have
+opened more than its snapshot has.
 """
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from heapq import nlargest
 from typing import Final, Protocol, cast
 
 import numkong
 
-from storage.clear_vectors import policies
 from storage.clear_vectors.rows import Nearest
 from storage.concurrency.turns import Pauses
-from storage.control.rows import ControlRows
 from storage.errors import IntegrityFailure
 from storage.format.items.vectors import Vector, model_id, open_vectors, quantized
 from storage.items import matching
-from storage.items.index import Entry, Index, Indexes, PathVectors
+from storage.items.finding.index import Entry, Index, Indexes, PathVectors
+from storage.items.finding.searching import PART_ROWS, Budget
 from storage.items.model import Item, ItemSearch, Labels, Metric, Near
 from storage.items.reading import Reading
-from storage.items.searching import PART_ROWS, Budget
 from storage.model import Page
 from storage.scope import Scope
 from storage.statements.items import vectors as sql
@@ -42,34 +41,41 @@ _RANKED_FACTOR: Final = 4
 Score = Callable[[float, float, float], float]
 
 
-async def nearest(
-    reading: Reading, scope: Scope, indexes: Indexes, control: ControlRows, budget: Budget, wanted: ItemSearch
-) -> Page[Item]:
+async def nearest(reading: Reading, scope: Scope, indexes: Indexes, budget: Budget, wanted: ItemSearch) -> Page[Item]:
     """The items whose vectors are nearest to that of a search, the best first.
 
     Raises:
-        ClearVectorsUnavailable: The tenant's vectors are in clear, and there is no table of them.
         IntegrityFailure: Vectors or an item are not as they were put.
         ItemIndexTooLarge: The subject has more vectors by this model than are searched.
     """
     assert wanted.near is not None  # noqa: S101  for the type checker: the caller looked
-    paths = (await reading.all_paths()).labels
-    labels = {name: each for name, each in paths.items() if matching.begins_with(each, wanted.prefix)}
+    labels = await reading.paths_like(lambda each: matching.begins_with(each, wanted.prefix))
     if not labels:
         return Page([], None)
     near = wanted.near
     named = model_id(reading.sealer, near.model, len(near.values))
-    if not reading.sealer.shared:
-        held = await policies.held(reading.transaction, control, scope.tenant_id)
-        if held.clear and held.required() and held.complete:
-            found = Nearest(reading.transaction, held.required(), named, [*labels], near.values, near.metric)
-            return await _Search(reading, budget, wanted, labels, named, _InClear(found)).run()
     rows = await reading.transaction.fetch_all(sql.SEQUENCES, path_ids=list(labels))
     async with indexes.using(scope, reading.sealer, named, len(near.values)) as index:
         sequences = {row.path_id: row.sequence for row in rows}
         await index.bring_up(reading.transaction, reading.sealer, named, sequences)
-        ranking = await _Compared.of(index, list(labels), near)
+        ranking = await _Compared.of(index, sequences, list(labels), near)
         return await _Search(reading, budget, wanted, labels, named, ranking).run()
+
+
+async def nearest_in_clear(reading: Reading, schema: str, budget: Budget, wanted: ItemSearch) -> Page[Item]:
+    """The same of a tenant whose vectors are all in clear, too; ``schema`` is where the extension is.
+
+    Raises:
+        IntegrityFailure: Vectors or an item are not as they were put.
+    """
+    assert wanted.near is not None  # noqa: S101  for the type checker: the caller looked
+    labels = await reading.paths_like(lambda each: matching.begins_with(each, wanted.prefix))
+    if not labels:
+        return Page([], None)
+    near = wanted.near
+    named = model_id(reading.sealer, near.model, len(near.values))
+    found = Nearest(reading.transaction, schema, named, [*labels], near.values, near.metric)
+    return await _Search(reading, budget, wanted, labels, named, _InClear(found)).run()
 
 
 class _Ranking(Protocol):
@@ -116,9 +122,12 @@ class _InClear:
 class _Compared:
     """The scores of all vectors that are searched, from which the best are taken as far as they are needed."""
 
-    def __init__(self, index: Index, parts: list[tuple[PathVectors, int, list[float]]]) -> None:
+    def __init__(
+        self, index: Index, sequences: Mapping[bytes, int], parts: list[tuple[PathVectors, int, list[float]]]
+    ) -> None:
         self._parts = parts
         self._of = index.paths
+        self._sequences = sequences
         self._count = sum(len(scores) for _, _, scores in parts)
 
     @property
@@ -132,10 +141,13 @@ class _Compared:
 
     def forget(self, entry: Entry) -> None:
         """As `_Ranking.forget`."""
-        self._of[entry.path_id].forget(entry)
+        if entry.sequence <= self._sequences[entry.path_id]:  # it was there, and is not any more
+            self._of[entry.path_id].forget(entry)
 
     @classmethod
-    async def of(cls, index: Index, path_ids: Sequence[bytes], near: Near) -> "_Compared":
+    async def of(
+        cls, index: Index, sequences: Mapping[bytes, int], path_ids: Sequence[bytes], near: Near
+    ) -> "_Compared":
         """Compare the vectors of some paths."""
         query = quantized(near.values)
         rows = max(1, SLICE_BYTES // index.dimensions)
@@ -148,7 +160,7 @@ class _Compared:
                 dots = await _dots(vectors.codes, query.codes, start, min(start + rows, len(vectors.entries)))
                 parts.append((vectors, start, _scores(vectors, start, dots, query, near.metric)))
                 await pauses.after(8 * len(dots))
-        return cls(index, parts)
+        return cls(index, sequences, parts)
 
     async def best(self, count: int) -> list[Entry]:
         """As `_Ranking.best`."""
@@ -259,7 +271,7 @@ class _Search:
         assert self._wanted.near is not None  # noqa: S101  for the type checker: it is why this runs
         for row in rows:
             await self._reading.pauses.after(len(row.envelope))
-            vectors = open_vectors(self._reading.sealer, row.columns, row.envelope, row.member)
+            _, vectors = open_vectors(self._reading.sealer, row.columns, row.envelope, row.member)
             scores[row.path_id, row.key_id] = max(_score(self._wanted.near, each) for each in vectors)
         if scores.keys() != self._found.keys():
             raise IntegrityFailure("vectors of an item were removed, or added in clear, outside the gateway")

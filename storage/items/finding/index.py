@@ -9,9 +9,10 @@ One search at a time uses an index, and of those that read much of one there is 
 """
 
 import asyncio
+import time
 from array import array
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -20,7 +21,6 @@ import msgspec
 from crypto import Sealer
 from storage.concurrency.turns import Pauses
 from storage.errors import ItemIndexTooLarge
-from storage.format.items.item import share_check
 from storage.format.items.vectors import open_vectors
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
@@ -30,6 +30,8 @@ from storage.statements.items import vectors as sql
 INDEXES_BYTES_MAX: Final = 256 * 1024 * 1024
 ITEM_INDEX_BYTES_MAX: Final = 96 * 1024 * 1024
 PAGE_BYTES_MAX: Final = 1024 * 1024
+# How long an index is kept that nobody uses.
+INDEX_SECONDS: Final = 300.0
 # What a vector takes in memory besides its codes.
 _VECTOR_BYTES: Final = 160
 _DEAD_SHARE: Final = 0.25
@@ -83,7 +85,7 @@ class PathVectors:
             IntegrityFailure: They are not as they were put.
         """
         entry = Entry(row.path_id, row.key_id, row.revision, row.sequence)
-        vectors = open_vectors(sealer, row.columns, row.envelope, row.member)
+        _, vectors = open_vectors(sealer, row.columns, row.envelope, row.member)
         for vector in vectors:
             self.codes += vector.codes
             self.scales.append(vector.scale)
@@ -114,6 +116,7 @@ class Index:
         self.dimensions = dimensions
         self.paths: dict[bytes, PathVectors] = {}
         self.lock = asyncio.Lock()
+        self.used_at = float("inf")  # before its first use
 
     @property
     def size_bytes(self) -> int:
@@ -189,16 +192,26 @@ class _Pages:
         return rows
 
 
-Key = tuple[Scope, bytes | None, bytes]
+Key = tuple[Scope, bytes]
 
 
 class Indexes:
-    """The indexes of all subjects that were used last."""
+    """The indexes of all subjects that were used last.
 
-    def __init__(self, bytes_max: int = INDEXES_BYTES_MAX, index_bytes_max: int = ITEM_INDEX_BYTES_MAX) -> None:
+    What is under a client's share is kept for one search only, and everything else for as long as it is used: nobody
+    may come to say that its keys are gone.
+    """
+
+    def __init__(
+        self,
+        bytes_max: int = INDEXES_BYTES_MAX,
+        index_bytes_max: int = ITEM_INDEX_BYTES_MAX,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._bytes_max = bytes_max
         self._index_bytes_max = index_bytes_max
-        self._indexes: OrderedDict[Key, Index] = OrderedDict()
+        self._monotonic = monotonic
+        self._indexes: OrderedDict[Key, Index] = OrderedDict()  # the last used is the last
         self._cold = asyncio.Semaphore(1)
 
     @property
@@ -209,25 +222,40 @@ class Indexes:
     @asynccontextmanager
     async def using(self, scope: Scope, sealer: Sealer, model_id: bytes, dimensions: int) -> AsyncIterator[Index]:
         """The index of a subject by a model, for one search at a time; what it grows by is made room for afterwards."""
-        key = (scope, share_check(sealer), model_id)
-        index = self._indexes.get(key)
-        if index is None or index.keys_hash != sealer.keys_hash:
-            index = self._indexes[key] = Index(sealer.keys_hash, dimensions, self._cold, self._index_bytes_max)
-        self._indexes.move_to_end(key)
-        try:
+        if sealer.shared:
+            yield self._new(sealer, dimensions)
+            return
+        key = (scope, model_id)
+        while True:
+            index = self._indexes.get(key)
+            if index is None or index.keys_hash != sealer.keys_hash:
+                index = self._indexes[key] = self._new(sealer, dimensions)
             async with index.lock:
-                yield index
-        except BaseException:
-            # What was read in part is not known to be whole.
+                if self._indexes.get(key) is not index:
+                    continue  # whoever had it before failed, and read it in part
+                try:
+                    yield index
+                except BaseException:
+                    self._indexes.pop(key, None)
+                    raise
+            index.used_at = self._monotonic()
             if self._indexes.get(key) is index:
-                del self._indexes[key]
-            raise
-        finally:
+                self._indexes.move_to_end(key)
             self._make_room()
+            return
+
+    def _new(self, sealer: Sealer, dimensions: int) -> Index:
+        return Index(sealer.keys_hash, dimensions, self._cold, self._index_bytes_max)
 
     def forget(self, scope: Scope) -> None:
-        """Forget what a subject has, under whichever share and by whichever model."""
+        """Forget what a subject has, by whichever model."""
         for key in [key for key in self._indexes if key[0] == scope]:
+            del self._indexes[key]
+
+    def forget_old(self) -> None:
+        """Forget what was not used for a while."""
+        oldest = self._monotonic() - INDEX_SECONDS
+        for key in [key for key, index in self._indexes.items() if index.used_at <= oldest and not index.lock.locked()]:
             del self._indexes[key]
 
     def _make_room(self) -> None:

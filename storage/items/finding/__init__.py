@@ -1,0 +1,1 @@
+"""Finding items: the last changed first, or the nearest to a vector."""
