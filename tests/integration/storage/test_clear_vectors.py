@@ -27,6 +27,7 @@ from tests.support.archive_rows import opened
 from tests.support.features import switch_on
 from tests.support.item_rows import SHARE, rows
 from tests.support.stores import DEPLOYMENT_ID
+from tests.support.transfers import deployment, exported_tenant, imported
 
 _PATHS = Statement(
     "SELECT path_id FROM stateroom.item_paths WHERE tenant_id = :tenant_id AND subject_id = :subject_id", bytes
@@ -313,6 +314,20 @@ async def test_vectors_in_clear_of_nobody_who_said_so_are_found(store, scope, ad
     await write(store, scope, put("a", 1))
     await admin.execute("DELETE FROM stateroom.vector_policies WHERE tenant_id = $1", scope.tenant_id)
     assert await codes(store, scope) == ["item-clear-vectors"]
+
+
+async def test_an_import_puts_in_clear_what_came_sealed(store, scope, admin, postgres, migrated_template):
+    target = Scope(uuid4(), scope.subject_id)
+    async with deployment(postgres, migrated_template) as source:
+        await switch_on(source, ITEMS)
+        await write(source, scope, *(put(f"k{n}", n, n + 100) for n in range(9)))
+        file = await exported_tenant(source, store, scope.tenant_id, target.tenant_id)
+    await clear(store, target)
+    assert (await imported(store, target.tenant_id, file)).items == 9
+    assert len(await rows(admin, target, TABLE)) == 18
+    assert await codes(store, target) == []
+    again = await exported_tenant(store, store, target.tenant_id, uuid4())
+    assert abs(len(again) - len(file)) < 500  # the sealed vectors travel, and nothing beside
 
 
 async def test_row_quotas_count_them(store, scope):
