@@ -272,7 +272,7 @@ async def test_vectors_in_clear_go_with_what_is_over(store, scope, admin):
     assert len(await rows(admin, scope, TABLE)) == 1
 
 
-async def test_a_shred_leaves_no_vector_in_clear_and_takes_the_policy_of_a_tenant(store, scope, admin):
+async def test_a_shred_leaves_no_vector_in_clear(store, scope, admin):
     await clear(store, scope)
     stays = Scope(scope.tenant_id, "stays")
     many = tuple(range(60))
