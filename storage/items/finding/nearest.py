@@ -13,15 +13,17 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from heapq import nlargest
+from heapq import merge, nlargest
+from itertools import islice
+from operator import itemgetter
 from typing import Final, cast
 
 import numkong
 
-from storage.concurrency.turns import Pauses
+from storage.concurrency.turns import PAUSE_ROW_BYTES, Pauses
 from storage.format.items.vectors import Vector, model_id, open_vectors, quantized
 from storage.items import matching
-from storage.items.finding.index import Entry, Index, Indexes, PathVectors
+from storage.items.finding.index import Index, Indexes, PathVectors
 from storage.items.finding.searching import PART_ROWS, Budget
 from storage.items.model import Item, ItemSearch, Labels, Metric, Near
 from storage.items.reading import Reading
@@ -29,11 +31,14 @@ from storage.model import Page
 from storage.scope import Scope
 from storage.statements.items import vectors as sql
 
-# Codes that one call of the kernel compares; fewer are compared on the event loop.
+# What is compared in one slice: by the kernel its codes, then on the event loop what comes of each vector.
 SLICE_BYTES: Final = 16 * 1024 * 1024
+SLICE_VECTORS: Final = 8192
+# Fewer codes are compared on the event loop, too.
 BESIDE_BYTES_MIN: Final = 256 * 1024
 _RANKED_MIN: Final = 64
 _RANKED_FACTOR: Final = 4
+_SCORE_BYTES: Final = 8
 
 Score = Callable[[float, float, float], float]
 
@@ -70,7 +75,7 @@ class _Ranking:
     async def of(cls, index: Index, path_ids: Sequence[bytes], near: Near) -> "_Ranking":
         """Compare the vectors of some paths."""
         query = quantized(near.values)
-        rows = max(1, SLICE_BYTES // index.dimensions)
+        rows = min(SLICE_VECTORS, SLICE_BYTES // index.dimensions)
         pauses = Pauses()
         parts = []
         for path_id in path_ids:
@@ -79,19 +84,23 @@ class _Ranking:
                 assert vectors is not None  # noqa: S101  for the type checker: there is none without it
                 dots = await _dots(vectors.codes, query.codes, start, min(start + rows, len(vectors.entries)))
                 parts.append((vectors, start, _scores(vectors, start, dots, query, near.metric)))
-                await pauses.after(8 * len(dots))
+                await pauses.after(PAUSE_ROW_BYTES + _SCORE_BYTES * len(dots))
         return cls(parts)
 
     async def best(self, count: int) -> list[tuple[PathVectors, int]]:
         """The best so many, each as a place in the vectors of a path."""
         pauses = Pauses()
-        found: list[tuple[float, int, int]] = []
+        parts: list[list[tuple[float, int, int]]] = []
         for number, (_, _, scores) in enumerate(self._parts):
             best = nlargest(count, range(len(scores)), key=scores.__getitem__)
-            found += [(scores[at], number, at) for at in best]
-            await pauses.after(8 * len(scores))
-        found = nlargest(count, found, key=lambda each: each[0])
-        return [(self._parts[number][0], self._parts[number][1] + at) for _, number, at in found]
+            parts.append([(scores[at], number, at) for at in best])
+            await pauses.after(PAUSE_ROW_BYTES + _SCORE_BYTES * len(scores))
+        found: list[tuple[PathVectors, int]] = []
+        for _, number, at in islice(merge(*parts, key=itemgetter(0), reverse=True), count):
+            vectors, start, _ = self._parts[number]
+            found.append((vectors, start + at))
+            await pauses.after(_SCORE_BYTES)
+        return found
 
 
 async def _dots(codes: bytearray, query: bytes, start: int, end: int) -> list[float]:
@@ -170,7 +179,9 @@ class _Search:
         while True:
             best = await self._ranking.best(count)
             # An item has the score of its best vector; of one that was seen on an earlier page nothing comes again.
-            self._seen |= {_place(vectors.entries[each]) for vectors, each in best[:at]}
+            for vectors, each in best[:at]:
+                self._seen.add(_place(vectors, each))
+                await self._reading.pauses.after(_SCORE_BYTES)
             while at < len(best):
                 part = best[at : at + PART_ROWS]
                 if self._budget.rows < len(part) or self._budget.bytes <= 0:
@@ -201,18 +212,18 @@ class _Search:
 
     async def _look_up(self, part: Sequence[tuple[PathVectors, int]]) -> int:
         """Look at some of the best in their order; returns how many of them were dealt with."""
-        new = [(vectors, at) for vectors, at in part if _place(vectors.entries[at]) not in self._seen]
-        rows = await self._reading.rows([*dict.fromkeys(_place(vectors.entries[at]) for vectors, at in new)])
+        new = [(vectors, at) for vectors, at in part if _place(vectors, at) not in self._seen]
+        rows = await self._reading.rows([*dict.fromkeys(_place(vectors, at) for vectors, at in new)])
         self._budget.rows -= len(rows)
         for number, (vectors, at) in enumerate(part, 1):
             entry = vectors.entries[at]
-            place = _place(entry)
+            place = _place(vectors, at)
             if place in self._seen or not vectors.is_newest(entry):
                 continue
             self._seen.add(place)
             row = rows.get(place)
             if row is None:
-                if entry.sequence <= self._sequences[entry.path_id]:  # it was there, and is not any more
+                if entry.sequence <= self._sequences[vectors.path_id]:  # it was there, and is not any more
                     vectors.forget(entry)
                 continue
             if row.over or row.revision != entry.revision:
@@ -240,5 +251,5 @@ def _score(near: Near, vector: Vector) -> float:
     return _METRICS[near.metric](dot, math.hypot(*near.values), vector.length)
 
 
-def _place(entry: Entry) -> tuple[bytes, bytes]:
-    return entry.path_id, entry.key_id
+def _place(vectors: PathVectors, at: int) -> tuple[bytes, bytes]:
+    return vectors.path_id, vectors.entries[at].key_id
