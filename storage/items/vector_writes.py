@@ -1,16 +1,19 @@
 """Writing vectors of items: with the items, under the locks of their paths, and counted by their seals.
 
-Owns that an item that is put or deleted loses what vectors it had, and that those that are given to it take the place
-of what it had by the same models; and the same beside, where the tenant has vectors in clear. It decides on no write.
+Owns that an item that is put or deleted loses what vectors it had, that those that are given to it take the place of
+what it had by the same models, and by how many models it may have them; and the same beside, where the tenant has
+vectors in clear. It decides on no write.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 from crypto import Sealer
 from storage.clear_vectors import policies, rows
 from storage.control.rows import ControlRows
+from storage.errors import LimitExceeded
 from storage.format.items.vectors import VectorColumns, model_id, seal_vectors, vectors_mac
-from storage.items.model import ModelVectors
+from storage.items.model import ITEM_MODELS_MAX, ModelVectors
 from storage.items.paths import LockedPath
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
@@ -29,37 +32,57 @@ class VectorWrites:
         self._sealer = sealer
         self._control = control
         self._scope = scope
-        self._new: dict[Place, _ByModel] = {}
+        self._stored: defaultdict[Place, dict[bytes, sql.VectorsMember]] = defaultdict(dict)
+        self._new: defaultdict[Place, _ByModel] = defaultdict(dict)
+        self._lost: set[Place] = set()
+
+    async def look(self, places: Iterable[Place]) -> None:
+        """Look at what vectors some items have; their paths are locked."""
+        for member in await _members(self._transaction, [*places]):
+            self._stored[member.path_id, member.key_id][member.model_id] = member
 
     def put(self, place: Place, revision: int, sequence: int, given: Sequence[ModelVectors]) -> None:
         """Give an item that is put these vectors, and no others."""
-        self._new.pop(place, None)
-        self.add(place, revision, sequence, given)
+        self.delete(place)
+        self._give(place, revision, sequence, given)
 
     def add(self, place: Place, revision: int, sequence: int, given: Sequence[ModelVectors]) -> None:
-        """Give an item these vectors beside those it has by other models."""
+        """Give an item these vectors beside those it has by other models.
+
+        Raises:
+            LimitExceeded: It would have vectors by more models than it may.
+        """
+        kept = {} if place in self._lost else self._stored.get(place, {})
+        models = {*kept, *self._new.get(place, {}), *(self._model_id(each) for each in given)}
+        if len(models) > ITEM_MODELS_MAX:
+            raise LimitExceeded("ITEM_MODELS_MAX", ITEM_MODELS_MAX, len(models))
+        self._give(place, revision, sequence, given)
+
+    def _give(self, place: Place, revision: int, sequence: int, given: Sequence[ModelVectors]) -> None:
         for each in given:
-            named = model_id(self._sealer, each.model, each.dimensions)
-            columns = VectorColumns(*place, named, revision, sequence)
-            self._new.setdefault(place, {})[named] = columns, each
+            columns = VectorColumns(*place, self._model_id(each), revision, sequence)
+            self._new[place][columns.model_id] = columns, each
 
     def delete(self, place: Place) -> None:
-        """Take away what was given."""
+        """Take away what an item has, and what was given to it."""
+        self._lost.add(place)
         self._new.pop(place, None)
 
     def has(self, place: Place) -> bool:
         """Whether an item that is put has vectors."""
         return place in self._new
 
+    def _model_id(self, given: ModelVectors) -> bytes:
+        return model_id(self._sealer, given.model, given.dimensions)
+
     async def store(
-        self, found: Mapping[Place, FoundRow], paths: Mapping[bytes, LockedPath], written: Collection[Place]
+        self, found: Mapping[Place, FoundRow], paths: Mapping[bytes, LockedPath]
     ) -> dict[bytes, LockedPath]:
         """Store what was given, in the place of what is there.
 
         Args:
             found: What is stored under the names of all writes.
             paths: The paths, which are locked; their live sets are changed.
-            written: The items that are put or deleted, which lose what they had; others lose what is replaced.
 
         Returns:
             The paths in which something changed.
@@ -67,25 +90,24 @@ class VectorWrites:
         Raises:
             ClearVectorsUnavailable: Some are to be in clear, and there is no table for them.
         """
-        indexed = [place for place, row in found.items() if row.indexed and (place in written or place in self._new)]
-        for member in await _members(self._transaction, indexed):
-            place = (member.path_id, member.key_id)
-            if place in written or member.model_id in self._new[place]:
-                _subtract(self._sealer, paths[member.path_id], member)
-        gone = [place for place in indexed if place in written]
+        for place, by_model in self._stored.items():
+            for named, member in by_model.items():
+                if place in self._lost or named in self._new.get(place, {}):
+                    _subtract(self._sealer, paths[place[0]], member)
+        gone = [place for place in self._stored if place in self._lost]
         if gone:
-            await self._transaction.run_many(sql.DELETE_VECTORS, _named(gone))
+            await self._transaction.run_many(sql.DELETE_VECTORS, _named(sorted(gone)))
         puts = []
-        for place, by_model in sorted(self._new.items()):
+        for place, given in sorted(self._new.items()):
             path = paths[place[0]]
-            for columns, given in by_model.values():
-                sealed = seal_vectors(self._sealer, columns, given.model, given.vectors)
+            for columns, each in given.values():
+                sealed = seal_vectors(self._sealer, columns, each.model, each.vectors)
                 path.vectors = path.vectors.add(vectors_mac(self._sealer, columns, sealed.member))
                 values = {name: getattr(columns, name) for name in columns.__struct_fields__}
                 puts.append(values | {"member": sealed.member, "envelope": sealed.envelope})
         if puts:
             await self._transaction.run_many(sql.PUT_VECTORS, puts)
-        first = [place for place in self._new if place not in written and not found[place].indexed]
+        first = [place for place in self._new if place not in self._lost and not found[place].indexed]
         if first:
             await self._transaction.run_many(sql.SET_INDEXED, _named(sorted(first)))
         if (gone or self._new) and not self._sealer.shared:

@@ -22,6 +22,7 @@ from storage.errors import (
     ItemNotFound,
     ItemPathsExceeded,
     LegalHold,
+    LimitExceeded,
     LostRaceError,
     RowQuotaExceeded,
     StorageError,
@@ -101,6 +102,7 @@ class Writing:
         self._rows = {(row.path_id, row.key_id): row for row in rows}
         self._stored = {place: _stored(row) for place, row in self._rows.items()}
         await self._refuse_strays()
+        await self._vectors.look(place for place, row in self._rows.items() if row.indexed)
         await self._check_revisions(
             dict.fromkeys(p for p, w in zip(places, writes, strict=True) if w.if_revision is not None)
         )
@@ -219,8 +221,11 @@ class Writing:
         if living is None:
             return ItemNotFound()
         path = self._paths[place[0]]
+        try:
+            self._vectors.add(place, living.revision, path.sequence + 1, write.vectors)
+        except LimitExceeded as exceeded:
+            return exceeded
         path.sequence += 1
-        self._vectors.add(place, living.revision, path.sequence, write.vectors)
         return Written("indexed", living.revision)
 
     def _hold(self) -> StorageError | None:
@@ -255,7 +260,7 @@ class Writing:
             await self._transaction.run_many(sql.PUT, puts)
         if deletes:
             await self._transaction.run_many(sql.DELETE, deletes)
-        changed |= await self._vectors.store(self._rows, self._paths, self._final)
+        changed |= await self._vectors.store(self._rows, self._paths)
         await store_paths(self._transaction, self._sealer, [path for _, path in sorted(changed.items())])
         if any(put["expires_at"] is not None for put in puts):  # last: whoever waits here has all of its locks
             await self._transaction.run(BEGIN_ROUNDS, owner=self._scope.tenant_id)

@@ -38,6 +38,7 @@ from storage.format.items.vectors import (
 )
 from storage.items.model import (
     ITEM_DIMENSIONS_MAX,
+    ITEM_MODELS_MAX,
     ITEM_TTL_SECONDS_MAX,
     ITEM_VALUE_BYTES_MAX,
     ITEM_VECTORS_MAX,
@@ -83,7 +84,7 @@ class StagedPath:
         beginning: What it begins with.
         items: Its items, in the order of their revisions.
         vectors: Their vectors, each with the number of its item.
-        indexed: For each item 1 if it has vectors, else 0.
+        models: For each item by how many models it has vectors.
         ending: What it ends with, once it is whole.
     """
 
@@ -92,18 +93,18 @@ class StagedPath:
     beginning: PathRecord
     items: Spool = field(default_factory=Spool)
     vectors: Spool = field(default_factory=Spool)
-    indexed: bytearray = field(default_factory=bytearray)
+    models: bytearray = field(default_factory=bytearray)
     ending: PathEnding | None = None
 
     def add(self, item: ItemRecord) -> None:
         """Take the next item."""
         self.items.add(encode(item))
-        self.indexed.append(0)
+        self.models.append(0)
 
     def add_vectors(self, vectors: VectorsRecord) -> None:
         """Take vectors of the last item."""
         self.vectors.add(self.items.count - 1, encode(vectors))
-        self.indexed[-1] = 1
+        self.models[-1] += 1
 
     @property
     def labels(self) -> Labels:
@@ -254,6 +255,8 @@ async def _take(stream: Stream, staged: StagedPath, progress: Progress) -> None:
             case VectorsRecord() if staged.items.count:
                 if (record.model, record.dimensions) <= last_model:
                     refuse("the vectors of an item of the export are not in order")
+                if staged.models[-1] == ITEM_MODELS_MAX:
+                    refuse("the export has an item with vectors by more models than any may have")
                 last_model = record.model, record.dimensions
                 await _check_vectors(record, pauses)
                 staged.add_vectors(record)
@@ -384,7 +387,7 @@ class _Settling:
             elif record.expires_at is not None and record.expires_at <= row.now:
                 self._arrived.pass_over(record.key, "expired")
             else:
-                puts.append(self._put(key, record, row) | {"indexed": bool(self._staged.indexed[number])})
+                puts.append(self._put(key, record, row) | {"indexed": bool(self._staged.models[number])})
                 self._ends |= record.expires_at is not None
                 revisions[number] = key, self._path.sequence
                 if row.indexed:

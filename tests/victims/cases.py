@@ -13,6 +13,7 @@ as itself:
 
 import base64
 import json
+from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -26,7 +27,15 @@ from gateway.http.exchange import VERSION_SCHEMAS_MAX
 from storage.access.offload import RESOLVED_BYTES_MAX
 from storage.format.pieces import HOLES_MAX, LEAF_SHOWN_BYTES
 from storage.items.filters import ITEM_FILTER_DEPTH_MAX, ITEM_FILTER_VALUES_MAX
-from storage.items.model import ITEM_LABELS_MAX, ITEM_OFFSET_MAX, ITEM_OPERATIONS_MAX, ITEM_VALUE_BYTES_MAX
+from storage.items.model import (
+    ITEM_DIMENSIONS_MAX,
+    ITEM_LABELS_MAX,
+    ITEM_MODELS_MAX,
+    ITEM_OFFSET_MAX,
+    ITEM_OPERATIONS_MAX,
+    ITEM_VALUE_BYTES_MAX,
+    ITEM_VECTORS_MAX,
+)
 from storage.keys.key_seals import Pepper, Peppers
 from storage.service import Store
 from storage.threads.links import ANCESTORS_MAX
@@ -715,6 +724,35 @@ def paths_listed(tenant: Tenant, declared: Declared) -> list[Line]:
     ]
 
 
+def items_by_meaning(tenant: Tenant, declared: Declared) -> list[Line]:
+    """As many vectors as are searched: by one model, by three that are not all kept open, by one that finds nothing."""
+
+    def search(model: str, **more: Any) -> Request:
+        wanted = {"near": {"model": model, "vector": [1.0] * rows.DIMENSIONS}, "limit": 1000} | more
+        return tenant.raw("POST", "/v1/items:search", json.dumps(wanted).encode())
+
+    return [
+        Line(EVERYBODY // 4, [search(rows.MODELS[0])]),
+        Line(EVERYBODY // 4, [search(rows.MODELS[0], filter={"a": 1})]),
+        Line(EVERYBODY // 2, [search(model) for model in rows.MODELS]),
+    ]
+
+
+def vectors_put(tenant: Tenant, declared: Declared) -> list[Line]:
+    """As many vectors of as many dimensions as an item may have, with it and after it; and a body of numbers."""
+    packed = [array("f", [0.5 + n / ITEM_VECTORS_MAX] * ITEM_DIMENSIONS_MAX).tobytes() for n in range(ITEM_VECTORS_MAX)]
+    vectors = [{"model": f"m{number}", "packed": packed} for number in range(ITEM_MODELS_MAX)]
+    numbers = [{"model": "m", "vectors": [[0.5] * ITEM_DIMENSIONS_MAX] * (ITEM_VECTORS_MAX // 2)}]
+    put = msgpack.packb({"value": {}, "vectors": vectors})
+    give = msgpack.packb({"writes": [{"path": ["put"], "key": "one", "vectors": vectors}] * 2})
+    return [
+        Line(LARGE_AT_ONCE, [tenant.raw("PUT", "/v1/items/put/one", put, media_type=MSGPACK)]),
+        Line(LARGE_AT_ONCE, [tenant.raw("POST", "/v1/items:batch", give, media_type=MSGPACK)]),
+        Line(LARGE_AT_ONCE, [_batch(tenant, writes=[{"path": ["put"], "key": "n", "value": {}, "vectors": numbers}])]),
+        Line(EVERYBODY // 2, [tenant.raw("PUT", "/v1/items/put/small", b'{"value":{}}')]),
+    ]
+
+
 def more_paths(tenant: Tenant, declared: Declared) -> list[Line]:
     """A hundred paths more than there may be, again and again."""
     writes = [{"path": [f"more-{NUMBER}", str(n)], "key": "k", "value": {}} for n in range(ITEM_OPERATIONS_MAX)]
@@ -796,6 +834,15 @@ CASES: dict[str, Case] = {
         items_compared,
         rows=rows.heavy_items,
         shares="heavy items",
+    ),
+    "items by meaning": Case(
+        "128 searches by meaning over three times as many vectors as are searched, of which two thirds are kept open",
+        items_by_meaning,
+        rows=rows.many_vectors,
+        shares="vectors",
+    ),
+    "vectors put": Case(
+        "64 puts; 9 give one item 512 or 1,024 vectors of 4,096 dimensions, or 32 as numbers", vectors_put
     ),
     "more paths": Case(
         "128 put into 100 paths more than there may be", more_paths, rows=rows.many_paths, shares="paths"
@@ -1023,6 +1070,10 @@ LIMITS: dict[str, str] = {
     "ITEM_VALUE_BYTES_MAX": "put_item",
     "ITEM_OPERATIONS_MAX": "run_item_batch",
     "ITEM_OFFSET_MAX": "search_items",
+    "ITEM_INDEX_BYTES_MAX": "items by meaning",
+    "ITEM_VECTORS_MAX": "vectors put",
+    "ITEM_DIMENSIONS_MAX": "vectors put",
+    "ITEM_MODELS_MAX": "vectors put",
     "ITEM_FILTER_DEPTH_MAX": "search_items",
     "ITEM_FILTER_VALUES_MAX": "run_item_batch",
     "ITEM_COMPARED_BYTES_MAX": "items compared",
@@ -1047,6 +1098,7 @@ UNPUSHED: dict[str, str] = {
     "ITEM_FILTER_BYTES_MAX": "a body's limits bound them together; what a filter costs is how many values it has",
     "ITEM_TTL_SECONDS_MAX": _A_NUMBER,
     "URL_SECONDS_MAX": "how long a URL is good for: nothing is kept for it",
+    "_FLOAT_MAX": _A_NUMBER,
     "SECONDS_MAX": _A_NUMBER,
     "COUNT_MAX": _A_NUMBER,
     "SIZE_MAX": _A_NUMBER,

@@ -15,14 +15,18 @@ import msgpack
 from crypto.roots import create_root_key
 from storage.control.features import KNOWN
 from storage.control.rows import adoption_row, policy_row, save_policy_row, schema_row
+from storage.format.items.vectors import quantized
+from storage.items.finding.index import ITEM_INDEX_BYTES_MAX, VECTOR_BYTES
 from storage.items.finding.searching import ITEM_SCAN_ROWS_MAX
 from storage.items.model import (
     ITEM_LABELS_MAX,
     ITEM_PATHS_MAX,
     ITEM_VALUE_BYTES_MAX,
+    ITEM_VECTORS_MAX,
     Batch,
     ItemName,
     ItemWrite,
+    ModelVectors,
 )
 from storage.model import SaveRule, ThreadLink, Value
 from storage.postgres.statement import Statement
@@ -42,6 +46,9 @@ from tests.support.production import Deployment
 
 HEAVY_ITEMS = 200
 _PUT_AT_ONCE = 100
+# Few, so that there are many vectors.
+DIMENSIONS = 16
+MODELS = ("m0", "m1", "m2")
 COUNTED_ROWS = 300_000  # sixty pages of a count
 _FILL = Statement("""
 INSERT INTO stateroom.pending_writes
@@ -153,6 +160,20 @@ async def heavy_items(store: Store, tenant_id: UUID) -> None:
     await _put(
         store, tenant_id, [(("heavy",), f"k{n}", msgpack.packb(values[n % len(values)])) for n in range(HEAVY_ITEMS)]
     )
+
+
+async def many_vectors(store: Store, tenant_id: UUID) -> None:
+    """As many vectors as are searched, by each of three models: more than a process keeps open."""
+    scope = Scope(tenant_id, "attacker")
+    vectors = tuple(quantized([*os.urandom(DIMENSIONS)]) for _ in range(ITEM_VECTORS_MAX))
+    by_models = tuple(ModelVectors(model, vectors) for model in MODELS)
+    count = ITEM_INDEX_BYTES_MAX // ((DIMENSIONS + VECTOR_BYTES) * ITEM_VECTORS_MAX)
+    for start in range(0, count, _PUT_AT_ONCE):
+        writes = [
+            ItemWrite(ItemName(("means",), f"k{number}"), Value("msgpack", b"\x80"), vectors=by_models)
+            for number in range(start, min(start + _PUT_AT_ONCE, count))
+        ]
+        await store.items.run(scope, Batch(writes=writes))
 
 
 async def _put(store: Store, tenant_id: UUID, items: Sequence[tuple[tuple[str, ...], str, bytes]]) -> None:

@@ -28,29 +28,30 @@ from storage.statements.items import vectors as sql
 
 # Of all subjects, and of one subject by one model.
 INDEXES_BYTES_MAX: Final = 256 * 1024 * 1024
-ITEM_INDEX_BYTES_MAX: Final = 96 * 1024 * 1024
+ITEM_INDEX_BYTES_MAX: Final = 128 * 1024 * 1024
 PAGE_BYTES_MAX: Final = 1024 * 1024
 # How long an index is kept that nobody uses.
 INDEX_SECONDS: Final = 300.0
-# What a vector takes in memory besides its codes.
-_VECTOR_BYTES: Final = 160
+# What a vector takes in memory besides its codes, with those of which an item has one.
+VECTOR_BYTES: Final = 256
 _DEAD_SHARE: Final = 0.25
 _DEAD_MIN: Final = 64
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """Whose a vector is: an item's at one revision. ``sequence`` is that of the path when it was put."""
+    """Whose some vectors are: an item's at one revision. ``sequence`` is that of the path when they were put."""
 
-    path_id: bytes
     key_id: bytes
     revision: int
     sequence: int
+    count: int
 
 
 class PathVectors:
     """The vectors of one path by one model.
 
     Attributes:
+        path_id: The path's name in rows.
         sequence: How many changes the path had had when they were read.
         codes: Those of all vectors, one after the other.
         scales: The scale of each.
@@ -58,25 +59,26 @@ class PathVectors:
         entries: Whose each is.
     """
 
-    __slots__ = ("_counts", "_newest", "codes", "entries", "lengths", "scales", "sequence")
+    __slots__ = ("_alive", "_newest", "codes", "entries", "lengths", "path_id", "scales", "sequence")
 
-    def __init__(self) -> None:
+    def __init__(self, path_id: bytes) -> None:
+        self.path_id = path_id
         self.sequence = 0
         self.codes = bytearray()
         self.scales = array("f")
         self.lengths = array("f")
         self.entries: list[Entry] = []
-        self._newest: dict[bytes, int] = {}  # the sequence of the newest vectors of each key
-        self._counts: dict[bytes, int] = {}  # and how many those are
+        self._newest: dict[bytes, Entry] = {}  # by key
+        self._alive = 0  # vectors of these
 
     @property
     def size_bytes(self) -> int:
         """About how much memory they take."""
-        return len(self.codes) + _VECTOR_BYTES * len(self.entries)
+        return len(self.codes) + VECTOR_BYTES * len(self.entries)
 
     def is_newest(self, entry: Entry) -> bool:
         """Whether nothing took the place of the vectors that an entry is of."""
-        return self._newest.get(entry.key_id) == entry.sequence
+        return self._newest.get(entry.key_id) is entry
 
     def add(self, sealer: Sealer, row: sql.VectorsRow) -> int:
         """Add an item's vectors, in the place of those it had; returns how many bytes were opened.
@@ -84,25 +86,27 @@ class PathVectors:
         Raises:
             IntegrityFailure: They are not as they were put.
         """
-        entry = Entry(row.path_id, row.key_id, row.revision, row.sequence)
         _, vectors = open_vectors(sealer, row.columns, row.envelope, row.member)
+        entry = Entry(row.key_id, row.revision, row.sequence, len(vectors))
         for vector in vectors:
             self.codes += vector.codes
             self.scales.append(vector.scale)
             self.lengths.append(vector.length)
             self.entries.append(entry)
-        self._newest[row.key_id] = row.sequence
-        self._counts[row.key_id] = len(vectors)
+        self.forget(self._newest.get(row.key_id, entry))
+        self._newest[row.key_id] = entry
+        self._alive += len(vectors)
         return len(row.envelope)
 
     def forget(self, entry: Entry) -> None:
         """Say that the item of an entry is gone."""
         if self.is_newest(entry):
-            del self._newest[entry.key_id], self._counts[entry.key_id]
+            del self._newest[entry.key_id]
+            self._alive -= entry.count
 
     def is_worn(self) -> bool:
         """Whether so many vectors are of what is not there any more, that all are better read anew."""
-        dead = len(self.entries) - sum(self._counts.values())
+        dead = len(self.entries) - self._alive
         return dead > max(_DEAD_MIN, _DEAD_SHARE * len(self.entries))
 
 
@@ -136,7 +140,7 @@ class Index:
         for path_id, sequence in sequences.items():
             known = self.paths.get(path_id)
             if known is None or known.is_worn():
-                known = self.paths[path_id] = PathVectors()
+                known = self.paths[path_id] = PathVectors(path_id)
             if known.sequence < sequence:
                 since[path_id] = known.sequence
         if since:
@@ -148,7 +152,7 @@ class Index:
         self, transaction: Transaction, sealer: Sealer, model_id: bytes, since: Mapping[bytes, int]
     ) -> None:
         """Read what came since, page by page; what is more than one waits for others that read as much."""
-        pages = _Pages(transaction, model_id, since, max(1, PAGE_BYTES_MAX // (self.dimensions + _VECTOR_BYTES)))
+        pages = _Pages(transaction, model_id, since, max(1, PAGE_BYTES_MAX // (self.dimensions + VECTOR_BYTES)))
         await self._take(sealer, await pages.next())
         if not pages.ended:
             async with self._cold:
@@ -159,7 +163,7 @@ class Index:
         pauses = Pauses()
         for row in rows:
             await pauses.after(self.paths[row.path_id].add(sealer, row))
-        if sum(len(each.codes) for each in self.paths.values()) > self._bytes_max:
+        if self.size_bytes > self._bytes_max:
             raise ItemIndexTooLarge(self._bytes_max)
 
 

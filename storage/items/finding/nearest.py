@@ -14,13 +14,15 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from heapq import nlargest
-from typing import Final, Protocol, cast
+from heapq import merge, nlargest
+from itertools import islice
+from operator import itemgetter
+from typing import Final, NamedTuple, Protocol, cast
 
 import numkong
 
 from storage.clear_vectors.rows import Nearest
-from storage.concurrency.turns import Pauses
+from storage.concurrency.turns import PAUSE_ROW_BYTES, Pauses
 from storage.errors import IntegrityFailure
 from storage.format.items.vectors import Vector, model_id, open_vectors, quantized
 from storage.items import matching
@@ -32,11 +34,14 @@ from storage.model import Page
 from storage.scope import Scope
 from storage.statements.items import vectors as sql
 
-# Codes that one call of the kernel compares; fewer are compared on the event loop.
+# What is compared in one slice: by the kernel its codes, then on the event loop what comes of each vector.
 SLICE_BYTES: Final = 16 * 1024 * 1024
+SLICE_VECTORS: Final = 8192
+# Fewer codes are compared on the event loop, too.
 BESIDE_BYTES_MIN: Final = 256 * 1024
 _RANKED_MIN: Final = 64
 _RANKED_FACTOR: Final = 4
+_SCORE_BYTES: Final = 8
 
 Score = Callable[[float, float, float], float]
 
@@ -78,6 +83,18 @@ async def nearest_in_clear(reading: Reading, schema: str, budget: Budget, wanted
     return await _Search(reading, budget, wanted, labels, named, _InClear(found)).run()
 
 
+class _Ranked(NamedTuple):
+    """A vector that is near: of which path and entry it is."""
+
+    path_id: bytes
+    entry: Entry
+
+    @property
+    def place(self) -> tuple[bytes, bytes]:
+        """Which item's it is."""
+        return self.path_id, self.entry.key_id
+
+
 class _Ranking(Protocol):
     """All vectors that are searched, of which the best are taken as far as they are needed."""
 
@@ -85,14 +102,14 @@ class _Ranking(Protocol):
     def count(self) -> int:
         """How many there are, once some were asked for."""
 
-    async def best(self, count: int) -> list[Entry]:
-        """The best so many, by whose they are."""
+    async def best(self, count: int) -> list[_Ranked]:
+        """The best so many."""
 
-    def is_newest(self, entry: Entry) -> bool:
-        """Whether nothing took the place of the vectors that an entry is of."""
+    def is_newest(self, ranked: _Ranked) -> bool:
+        """Whether nothing took the place of the vectors that one is of."""
 
-    def forget(self, entry: Entry) -> None:
-        """Say that the item of an entry is gone."""
+    def forget(self, ranked: _Ranked) -> None:
+        """Say that the item of one is gone."""
 
 
 class _InClear:
@@ -106,16 +123,16 @@ class _InClear:
         """As `_Ranking.count`."""
         return self._nearest.count
 
-    async def best(self, count: int) -> list[Entry]:
+    async def best(self, count: int) -> list[_Ranked]:
         """As `_Ranking.best`."""
         hits = await self._nearest.best(count)
-        return [Entry(each.path_id, each.key_id, each.revision, each.sequence) for each in hits]
+        return [_Ranked(each.path_id, Entry(each.key_id, each.revision, each.sequence, 1)) for each in hits]
 
-    def is_newest(self, _entry: Entry) -> bool:
+    def is_newest(self, _ranked: _Ranked) -> bool:
         """As `_Ranking.is_newest`."""
         return True
 
-    def forget(self, _entry: Entry) -> None:
+    def forget(self, _ranked: _Ranked) -> None:
         """As `_Ranking.forget`."""
 
 
@@ -125,9 +142,9 @@ class _Compared:
     def __init__(
         self, index: Index, sequences: Mapping[bytes, int], parts: list[tuple[PathVectors, int, list[float]]]
     ) -> None:
-        self._parts = parts
         self._of = index.paths
         self._sequences = sequences
+        self._parts = parts
         self._count = sum(len(scores) for _, _, scores in parts)
 
     @property
@@ -135,14 +152,14 @@ class _Compared:
         """As `_Ranking.count`."""
         return self._count
 
-    def is_newest(self, entry: Entry) -> bool:
+    def is_newest(self, ranked: _Ranked) -> bool:
         """As `_Ranking.is_newest`."""
-        return self._of[entry.path_id].is_newest(entry)
+        return self._of[ranked.path_id].is_newest(ranked.entry)
 
-    def forget(self, entry: Entry) -> None:
+    def forget(self, ranked: _Ranked) -> None:
         """As `_Ranking.forget`."""
-        if entry.sequence <= self._sequences[entry.path_id]:  # it was there, and is not any more
-            self._of[entry.path_id].forget(entry)
+        if ranked.entry.sequence <= self._sequences[ranked.path_id]:  # it was there, and is not any more
+            self._of[ranked.path_id].forget(ranked.entry)
 
     @classmethod
     async def of(
@@ -150,7 +167,7 @@ class _Compared:
     ) -> "_Compared":
         """Compare the vectors of some paths."""
         query = quantized(near.values)
-        rows = max(1, SLICE_BYTES // index.dimensions)
+        rows = min(SLICE_VECTORS, SLICE_BYTES // index.dimensions)
         pauses = Pauses()
         parts = []
         for path_id in path_ids:
@@ -159,19 +176,23 @@ class _Compared:
                 assert vectors is not None  # noqa: S101  for the type checker: there is none without it
                 dots = await _dots(vectors.codes, query.codes, start, min(start + rows, len(vectors.entries)))
                 parts.append((vectors, start, _scores(vectors, start, dots, query, near.metric)))
-                await pauses.after(8 * len(dots))
+                await pauses.after(PAUSE_ROW_BYTES + _SCORE_BYTES * len(dots))
         return cls(index, sequences, parts)
 
-    async def best(self, count: int) -> list[Entry]:
+    async def best(self, count: int) -> list[_Ranked]:
         """As `_Ranking.best`."""
         pauses = Pauses()
-        found: list[tuple[float, int, int]] = []
+        parts: list[list[tuple[float, int, int]]] = []
         for number, (_, _, scores) in enumerate(self._parts):
             best = nlargest(count, range(len(scores)), key=scores.__getitem__)
-            found += [(scores[at], number, at) for at in best]
-            await pauses.after(8 * len(scores))
-        found = nlargest(count, found, key=lambda each: each[0])
-        return [self._parts[number][0].entries[self._parts[number][1] + at] for _, number, at in found]
+            parts.append([(scores[at], number, at) for at in best])
+            await pauses.after(PAUSE_ROW_BYTES + _SCORE_BYTES * len(scores))
+        found: list[_Ranked] = []
+        for _, number, at in islice(merge(*parts, key=itemgetter(0), reverse=True), count):
+            vectors, start, _ = self._parts[number]
+            found.append(_Ranked(vectors.path_id, vectors.entries[start + at]))
+            await pauses.after(_SCORE_BYTES)
+        return found
 
 
 async def _dots(codes: bytearray, query: bytes, start: int, end: int) -> list[float]:
@@ -248,7 +269,9 @@ class _Search:
         while True:
             best = await self._ranking.best(count)
             # An item has the score of its best vector; of one that was seen on an earlier page nothing comes again.
-            self._seen |= {_place(each) for each in best[:at]}
+            for each in best[:at]:
+                self._seen.add(each.place)
+                await self._reading.pauses.after(_SCORE_BYTES)
             while at < len(best):
                 part = best[at : at + PART_ROWS]
                 if self._budget.rows < len(part) or self._budget.bytes <= 0:
@@ -279,20 +302,20 @@ class _Search:
         found.sort(key=lambda each: each.score or 0.0, reverse=True)
         return Page(found, None if at is None else (str(at), str(self._offset)))
 
-    async def _look_up(self, part: Sequence[Entry]) -> int:
+    async def _look_up(self, part: Sequence[_Ranked]) -> int:
         """Look at some of the best in their order; returns how many of them were dealt with."""
-        rows = await self._reading.rows([*dict.fromkeys(p for p in map(_place, part) if p not in self._seen)])
+        rows = await self._reading.rows([*dict.fromkeys(each.place for each in part if each.place not in self._seen)])
         self._budget.rows -= len(rows)
-        for number, entry in enumerate(part, 1):
-            place = _place(entry)
-            if place in self._seen or not self._ranking.is_newest(entry):
+        for number, ranked in enumerate(part, 1):
+            place = ranked.place
+            if place in self._seen or not self._ranking.is_newest(ranked):
                 continue
             self._seen.add(place)
             row = rows.get(place)
             if row is None:
-                self._ranking.forget(entry)
+                self._ranking.forget(ranked)
                 continue
-            if row.over or row.revision != entry.revision:
+            if row.over or row.revision != ranked.entry.revision:
                 continue
             item = await self._reading.opened(row, self._labels[row.path_id])
             if self._wanted.filter is not None and not self._wanted.filter.matches(item.value):
@@ -315,7 +338,3 @@ def _score(near: Near, vector: Vector) -> float:
     if near.metric == "l2":
         return -math.dist(near.values, values)
     return _METRICS[near.metric](dot, math.hypot(*near.values), vector.length)
-
-
-def _place(entry: Entry) -> tuple[bytes, bytes]:
-    return entry.path_id, entry.key_id

@@ -8,13 +8,13 @@ import pytest
 
 from storage.control.features import ITEMS
 from storage.encoding import encode_msgpack
-from storage.errors import IntegrityFailure, ItemIndexTooLarge, ItemMoved, ItemNotFound, NotFound
+from storage.errors import IntegrityFailure, ItemIndexTooLarge, ItemMoved, ItemNotFound, LimitExceeded, NotFound
 from storage.format.items.vectors import quantized
 from storage.items import filters
 from storage.items.finding.index import INDEX_SECONDS, Indexes
 from storage.items.finding.nearest import BESIDE_BYTES_MIN, nearest
 from storage.items.finding.searching import Budget
-from storage.items.model import Batch, ItemName, ItemSearch, ItemWrite, ModelVectors, Near
+from storage.items.model import Batch, ItemName, ItemSearch, ItemWrite, ModelVectors, Near, Written
 from storage.items.reading import Reading
 from storage.model import Value
 from storage.scope import ClientShare, Scope
@@ -198,7 +198,7 @@ async def test_swapped_rows_of_vectors_are_noticed_by_who_searches(store, scope,
 async def test_more_vectors_than_one_subject_may_have_are_refused_by_name(database, root_key, scope):
     async with opened(database, root_key) as store:
         await switch_on(store, ITEMS)
-        store.items.indexes = Indexes(index_bytes_max=64)
+        store.items.indexes = Indexes(index_bytes_max=500)
         await write(store, scope, *(put(f"k{n}", [1.0] * 32) for n in range(3)))
         with pytest.raises(ItemIndexTooLarge):
             await find(store, scope, [1.0] * 32)
@@ -247,3 +247,18 @@ async def test_indexes_give_way_when_all_together_are_too_large(database, root_k
             await write(store, subject, *(put(f"k{n}", [1.0] * 100) for n in range(4)))
             assert len(await found(store, subject, [1.0] * 100)) == 4
             assert store.items.indexes.size_bytes <= 3_000
+
+
+async def test_an_item_has_vectors_by_so_many_models_and_one_more_fails_alone(store, scope):
+    await write(store, scope, put("a", unit(0.0), model="m0"), put("b"))
+    outcomes = await write(store, scope, *(give("a", unit(0.1), model=f"m{number}") for number in range(1, 10)))
+    assert [type(each) is LimitExceeded for each in outcomes] == [False] * 7 + [True] * 2
+    assert await write(store, scope, give("a", unit(0.2), model="m3")) == [Written("indexed", 1)]
+    assert await found(store, scope, unit(0.0), model="m7") == ["a"]
+    assert await found(store, scope, unit(0.0), model="m8") == []
+    # What a put takes away makes room, in the same request as well.
+    (*_, last) = await write(store, scope, put("a", unit(0.0), model="new"), give("a", unit(0.1), model="m8"))
+    assert last.status == "indexed"
+    assert await found(store, scope, unit(0.0), model="m7") == []
+    assert await found(store, scope, unit(0.0), model="m8") == ["a"]
+    assert (await store.verification.subject(scope)).findings == []

@@ -665,6 +665,10 @@ async def test_a_file_that_says_what_none_may_say_is_refused(here, there, scope,
     assert await seen(there, target) == []
 
 
+def nine_models(record):
+    return [msgspec.structs.replace(record, model=f"{record.model}-{number}") for number in range(9)]
+
+
 VECTORS_REFUSED = {
     "no number": (lambda r: changed(r, export.VectorsRecord, data=pack_with(math.nan)), "other vectors than an item"),
     "no finite number": (lambda r: changed(r, export.VectorsRecord, data=pack_with(math.inf)), "other vectors than"),
@@ -675,6 +679,14 @@ VECTORS_REFUSED = {
         lambda r: changed(r, export.VectorsRecord, dimensions=4097, data=bytes(8 + 3 * 4097)), "other vectors than"
     ),
     "a model twice": (lambda r: changed(r, export.VectorsRecord, model="m"), "not in order"),
+    "many models": (
+        lambda r: [
+            by_model
+            for each in r
+            for by_model in (nine_models(each) if getattr(each, "model", "") == MODEL else [each])
+        ],
+        "more models than any may",
+    ),
     "fewer than said": (lambda r: changed(r, export.PathEnding, vectors=1), "other items than its end says"),
     "of no item": (
         lambda r: [each for each in r if not isinstance(each, export.ItemRecord)], "where it cannot be"

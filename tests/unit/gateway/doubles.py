@@ -33,7 +33,9 @@ class Checkpoints:
         self.error: Exception | None = None
         self.after: tuple[str, ...] | None = None
 
-    async def save(self, scope: Scope, save: model.Save, share: ClientShare | None = None) -> model.Saved:
+    async def save(
+        self, scope: Scope, save: model.Save, share: ClientShare | None = None, beside: object = None
+    ) -> model.Saved:
         self.reached.set()
         if self.gate is not None:
             await self.gate.wait()
