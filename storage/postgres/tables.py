@@ -454,8 +454,8 @@ _subject_table(
     *_columns(MOMENT, "expires_at", nullable=True),
     *_columns(LargeBinary, "member", "envelope"),
     *_columns(Boolean, "indexed", default="false"),
-    _index("items_by_update", "tenant_id subject_id updated_at path_id key_id"),
-    _index("items_by_update_of_path", "tenant_id subject_id path_id updated_at key_id"),
+    _index("items_by_update", "tenant_id subject_id updated_at path_id key_id", where="revision > 0"),
+    _index("items_by_update_of_path", "tenant_id subject_id path_id updated_at key_id", where="revision > 0"),
     _index("items_by_expiry", "tenant_id expires_at subject_id", where="expires_at IS NOT NULL"),
 )
 
@@ -465,7 +465,7 @@ _subject_table(
     *_columns(LargeBinary, "path_id", "key_id", "model_id"),
     *_columns(BigInteger, "revision", "sequence"),
     *_columns(LargeBinary, "member", "envelope"),
-    _index("item_vectors_by_change", "tenant_id subject_id path_id model_id sequence key_id"),
+    _index("item_vectors_by_change", "tenant_id subject_id path_id model_id sequence", where="sequence > 0"),
 )
 
 _tenant_table(

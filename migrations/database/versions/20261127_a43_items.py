@@ -71,8 +71,9 @@ CREATE TABLE stateroom.{table} (
     # Whose items are over is asked for a whole tenant at a time.
     op.execute(f"CREATE POLICY tenant_reads ON stateroom.items FOR SELECT TO gw_app USING ({_WHOLE_TENANT})")
     for name, columns in {
-        "items_by_update": "(tenant_id, subject_id, updated_at, path_id, key_id)",
-        "items_by_update_of_path": "(tenant_id, subject_id, path_id, updated_at, key_id)",
+        # True of every item: only lists may use these (`storage.statements.items.items`).
+        "items_by_update": "(tenant_id, subject_id, updated_at, path_id, key_id) WHERE (revision > 0)",
+        "items_by_update_of_path": "(tenant_id, subject_id, path_id, updated_at, key_id) WHERE (revision > 0)",
         "items_by_expiry": "(tenant_id, expires_at, subject_id) WHERE (expires_at IS NOT NULL)",
     }.items():
         op.execute(f"CREATE INDEX {name} ON stateroom.items USING btree {columns}")

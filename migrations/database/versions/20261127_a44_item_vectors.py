@@ -39,7 +39,7 @@ CREATE TABLE stateroom.item_vectors (
 """)
     op.execute("""
 CREATE INDEX item_vectors_by_change ON stateroom.item_vectors
-    USING btree (tenant_id, subject_id, path_id, model_id, sequence, key_id)
+    USING btree (tenant_id, subject_id, path_id, model_id, sequence) WHERE (sequence > 0)
 """)
     op.execute("ALTER TABLE stateroom.item_vectors ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
     op.execute("CREATE POLICY clear_columns ON stateroom.item_vectors FOR SELECT TO gw_ops USING (true)")
