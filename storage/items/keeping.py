@@ -59,8 +59,8 @@ class Keeping:
 
     async def _write(self, scope: Scope, notes: list[_Read]) -> None:
         for start in range(0, len(notes), _WRITTEN_AT_ONCE):
-            path_ids, key_ids, revisions = zip(*notes[start : start + _WRITTEN_AT_ONCE], strict=True)
+            part = notes[start : start + _WRITTEN_AT_ONCE]
             async with self._unit_of_work.begin(scope) as transaction:
-                await transaction.run(
-                    sql.KEEP, path_ids=list(path_ids), key_ids=list(key_ids), revisions=list(revisions)
+                await transaction.run_many(
+                    sql.KEEP, [{"path_id": each[0], "key_id": each[1], "revision": each[2]} for each in part]
                 )

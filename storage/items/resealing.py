@@ -44,7 +44,7 @@ class ItemPosition:
 
 @dataclass(frozen=True, slots=True)
 class Resealed:
-    """What a batch did, and where to go on; None: that was all."""
+    """How many a batch dealt with, those that were put meanwhile too, and where to go on; None: that was all."""
 
     done: int
     position: ItemPosition | None
@@ -88,14 +88,9 @@ async def _items(transaction: Transaction, sealer: Sealer, places: Sequence[sql.
     if not again:
         return 0
     await transaction.run(sql.LOCK_PATHS, path_ids=sorted({*path_ids}))
-    return await transaction.run(
-        sql.RESEAL_ITEMS,
-        path_ids=[row.path_id for row, _ in again],
-        key_ids=[row.key_id for row, _ in again],
-        revisions=[row.revision for row, _ in again],
-        envelopes=[envelope for _, envelope in again],
-        before=[row.envelope for row, _ in again],
-    )
+    named = ("path_id", "key_id", "revision")
+    await transaction.run_many(sql.RESEAL_ITEMS, [_replaced(row, envelope, named) for row, envelope in again])
+    return len(again)
 
 
 async def _vectors(transaction: Transaction, sealer: Sealer, places: Sequence[sql.PlaceSize]) -> int:
@@ -106,15 +101,13 @@ async def _vectors(transaction: Transaction, sealer: Sealer, places: Sequence[sq
     if not again:
         return 0
     await transaction.run(sql.LOCK_PATHS, path_ids=sorted({*path_ids}))
-    return await transaction.run(
-        sql.RESEAL_VECTORS,
-        path_ids=[row.path_id for row, _ in again],
-        key_ids=[row.key_id for row, _ in again],
-        model_ids=[row.model_id for row, _ in again],
-        sequences=[row.sequence for row, _ in again],
-        envelopes=[envelope for _, envelope in again],
-        before=[row.envelope for row, _ in again],
-    )
+    named = ("path_id", "key_id", "model_id", "sequence")
+    await transaction.run_many(sql.RESEAL_VECTORS, [_replaced(row, envelope, named) for row, envelope in again])
+    return len(again)
+
+
+def _replaced(row: items_sql.ItemRow | VectorsRow, envelope: bytes, named: Sequence[str]) -> dict[str, object]:
+    return {name: getattr(row, name) for name in named} | {"envelope": envelope, "before": row.envelope}
 
 
 async def _again(

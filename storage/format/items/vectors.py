@@ -168,7 +168,7 @@ def unpack_vectors(packed: bytes, dimensions: int) -> list[Vector]:
     Raises:
         ValueError: These are no whole vectors of so many dimensions.
     """
-    size = _VECTOR.size + (1 + _HALF_BYTES) * dimensions
+    size = sealed_bytes(dimensions)
     if len(packed) % size:
         raise ValueError("these are no whole vectors")
     found = []
@@ -178,6 +178,11 @@ def unpack_vectors(packed: bytes, dimensions: int) -> list[Vector]:
         direction = codes + dimensions
         found.append(Vector(scale, length, packed[codes:direction], packed[direction : at + size]))
     return found
+
+
+def sealed_bytes(dimensions: int) -> int:
+    """About how many bytes a vector takes in a sealed row."""
+    return _VECTOR.size + (1 + _HALF_BYTES) * dimensions
 
 
 def is_finite(vector: Vector) -> bool:

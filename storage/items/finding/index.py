@@ -11,9 +11,11 @@ One search at a time uses an index, and of those that read much of one there is 
 import asyncio
 import time
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import islice
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -21,7 +23,8 @@ import msgspec
 from crypto import Sealer
 from storage.concurrency.turns import Pauses
 from storage.errors import ItemIndexTooLarge
-from storage.format.items.vectors import open_vectors
+from storage.format.items.vectors import open_vectors, sealed_bytes
+from storage.items.model import ITEM_VECTORS_MAX
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
 from storage.statements.items import vectors as sql
@@ -29,7 +32,7 @@ from storage.statements.items import vectors as sql
 # Of all subjects, and of one subject by one model.
 INDEXES_BYTES_MAX: Final = 256 * 1024 * 1024
 ITEM_INDEX_BYTES_MAX: Final = 128 * 1024 * 1024
-PAGE_BYTES_MAX: Final = 1024 * 1024
+PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
 # How long an index is kept that nobody uses.
 INDEX_SECONDS: Final = 300.0
 # What a vector takes in memory besides its codes, with those of which an item has one.
@@ -152,7 +155,7 @@ class Index:
         self, transaction: Transaction, sealer: Sealer, model_id: bytes, since: Mapping[bytes, int]
     ) -> None:
         """Read what came since, page by page; what is more than one waits for others that read as much."""
-        pages = _Pages(transaction, model_id, since, max(1, PAGE_BYTES_MAX // (self.dimensions + VECTOR_BYTES)))
+        pages = _Pages(transaction, model_id, since, sealed_bytes(self.dimensions))
         await self._take(sealer, await pages.next())
         if not pages.ended:
             async with self._cold:
@@ -168,31 +171,46 @@ class Index:
 
 
 class _Pages:
-    """The rows of some paths that came since, some at a time."""
+    """The rows of some paths that came since, some at a time: of each path in the order in which they were put.
 
-    def __init__(self, transaction: Transaction, model_id: bytes, since: Mapping[bytes, int], page_rows: int) -> None:
+    At once there are rows of so many paths that one of each may have as many vectors as an item may have.
+    """
+
+    def __init__(
+        self, transaction: Transaction, model_id: bytes, since: Mapping[bytes, int], vector_bytes: int
+    ) -> None:
         self._transaction = transaction
         self._model_id = model_id
-        self._since = since
-        self._page_rows = page_rows
-        self._after: tuple[bytes, int, bytes] = (b"", 0, b"")
-        self.ended = False
+        self._since = dict(since)  # of those that are not read to their end
+        self._page_rows = max(1, PAGE_BYTES_MAX // vector_bytes)
+        self._paths_at_once = max(1, PAGE_BYTES_MAX // (ITEM_VECTORS_MAX * vector_bytes))
+
+    @property
+    def ended(self) -> bool:
+        """Whether there are no more."""
+        return not self._since
 
     async def next(self) -> list[sql.VectorsRow]:
         """The next rows."""
+        part = dict(islice(self._since.items(), self._paths_at_once))
+        path_rows, path_bytes = self._page_rows // len(part), PAGE_BYTES_MAX // len(part)
         rows = await self._transaction.fetch_all(
             sql.CHANGED,
-            path_ids=list(self._since),
-            sequences=list(self._since.values()),
+            path_ids=[*part],
+            sequences=[*part.values()],
             model_id=self._model_id,
-            after_path=self._after[0],
-            after_sequence=self._after[1],
-            after_key=self._after[2],
-            page_rows=self._page_rows,
+            path_rows=path_rows,
+            path_bytes=path_bytes,
         )
-        self.ended = len(rows) < self._page_rows
-        if rows:
-            self._after = (rows[-1].path_id, rows[-1].sequence, rows[-1].key_id)
+        rows.sort(key=attrgetter("path_id", "sequence"))
+        counts = Counter(row.path_id for row in rows)
+        sizes: Counter[bytes] = Counter()
+        for row in rows:
+            sizes[row.path_id] += len(row.envelope)
+        for path_id in part:
+            if counts[path_id] < path_rows and sizes[path_id] < path_bytes:
+                del self._since[path_id]
+        self._since |= {row.path_id: row.sequence for row in rows if row.path_id in self._since}
         return rows
 
 

@@ -84,12 +84,19 @@ _ITEM = f"""i.path_id, i.key_id, i.revision, i.ttl_seconds, i.created_at, i.upda
     i.envelope, {_OVER} AS over, coalesce(i.expires_at - statement_timestamp()
         < make_interval(secs => 0.9 * i.ttl_seconds), false) AS fading"""
 
+# One look-up by primary key for each name, however many items the subject has: as a plain join, a subject without
+# statistics, or with many others that have few, was read whole.
+_EACH = """(
+    SELECT * FROM stateroom.items x
+    WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND x.path_id = w.path_id AND x.key_id = w.key_id
+    LIMIT 1) i"""
+# True of every item, and the condition of the indexes that only lists may use.
+_LISTED = "i.revision > 0"
+
 # Those of some names; names and rows are matched by the caller.
 NAMED = Statement(
     f"""
-SELECT {_ITEM} FROM unnest(:path_ids::bytea[], :key_ids::bytea[]) AS w(path_id, key_id)
-JOIN stateroom.items i ON i.tenant_id = :tenant_id AND i.subject_id = :subject_id AND i.path_id = w.path_id
-    AND i.key_id = w.key_id
+SELECT {_ITEM} FROM unnest(:path_ids::bytea[], :key_ids::bytea[]) AS w(path_id, key_id) CROSS JOIN LATERAL {_EACH}
 """,
     ItemRow,
 )
@@ -102,8 +109,7 @@ SELECT w.path_id, w.key_id, i.revision, i.created_at, i.member, i.expires_at <= 
     i.indexed, {KEYS_HASH} AS keys_hash, statement_timestamp() AS now,
     r.policy, r.legal_hold, r.updated_at AS policy_updated_at, r.mac, r.mac_format
 FROM unnest(:path_ids::bytea[], :key_ids::bytea[]) AS w(path_id, key_id)
-LEFT JOIN stateroom.items i ON i.tenant_id = :tenant_id AND i.subject_id = :subject_id AND i.path_id = w.path_id
-    AND i.key_id = w.key_id
+LEFT JOIN LATERAL {_EACH} ON true
 LEFT JOIN stateroom.retention r ON r.tenant_id = :tenant_id AND r.level = 'tenant' AND r.target = ''
 """,
     FoundRow,
@@ -127,17 +133,13 @@ WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND path_id = :path_id
 # Never a row that was written since, nor one that is over: it was shown as absent by then. What somebody is writing is
 # left out, so that this waits for nobody.
 KEEP = Statement("""
-UPDATE stateroom.items i SET expires_at = statement_timestamp() + make_interval(secs => i.ttl_seconds)
-FROM (
-    SELECT x.path_id, x.key_id
-    FROM unnest(:path_ids::bytea[], :key_ids::bytea[], :revisions::bigint[]) AS w(path_id, key_id, revision)
-    JOIN stateroom.items x ON x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND x.path_id = w.path_id
-        AND x.key_id = w.key_id AND x.revision = w.revision
-    WHERE x.expires_at > statement_timestamp()
+UPDATE stateroom.items SET expires_at = statement_timestamp() + make_interval(secs => ttl_seconds)
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND path_id = :path_id AND key_id = (
+    SELECT x.key_id FROM stateroom.items x
+    WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND x.path_id = :path_id AND x.key_id = :key_id
+      AND x.revision = :revision AND x.expires_at > statement_timestamp()
       AND x.expires_at < statement_timestamp() + make_interval(secs => x.ttl_seconds)
-    ORDER BY x.path_id, x.key_id FOR UPDATE OF x SKIP LOCKED
-) k
-WHERE i.tenant_id = :tenant_id AND i.subject_id = :subject_id AND i.path_id = k.path_id AND i.key_id = k.key_id
+    FOR UPDATE SKIP LOCKED)
 """)
 
 # --- in the order of changes, the newest first -----------------------------------------------------------------------
@@ -147,14 +149,15 @@ _AFTER = """(:updated_at::timestamptz IS NULL OR (i.updated_at, i.path_id, i.key
 ORDER BY i.updated_at DESC, i.path_id DESC, i.key_id DESC LIMIT :page_rows"""
 PLACES = Statement(
     f"""
-SELECT {_PLACE} FROM stateroom.items i WHERE i.tenant_id = :tenant_id AND i.subject_id = :subject_id AND {_AFTER}
+SELECT {_PLACE} FROM stateroom.items i
+WHERE i.tenant_id = :tenant_id AND i.subject_id = :subject_id AND {_LISTED} AND {_AFTER}
 """,
     PlaceRow,
 )
 PLACES_OF_PATH = Statement(
     f"""
 SELECT {_PLACE} FROM stateroom.items i
-WHERE i.tenant_id = :tenant_id AND i.subject_id = :subject_id AND i.path_id = :of_path
+WHERE i.tenant_id = :tenant_id AND i.subject_id = :subject_id AND i.path_id = :of_path AND {_LISTED}
   AND (:updated_at::timestamptz IS NULL OR (i.updated_at, i.key_id) < (:updated_at, :key_id))
 ORDER BY i.updated_at DESC, i.key_id DESC LIMIT :page_rows
 """,

@@ -113,9 +113,9 @@ WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND path_id > :path_id
 WITH_ITEMS = Statement(
     """
 SELECT w.path_id FROM unnest(:path_ids::bytea[]) AS w(path_id)
-WHERE EXISTS (SELECT FROM stateroom.items i
+CROSS JOIN LATERAL (SELECT FROM stateroom.items i
     WHERE i.tenant_id = :tenant_id AND i.subject_id = :subject_id AND i.path_id = w.path_id
-      AND (i.expires_at IS NULL OR i.expires_at > statement_timestamp()))
+      AND (i.expires_at IS NULL OR i.expires_at > statement_timestamp()) LIMIT 1) i
 """,
     bytes,
 )

@@ -51,26 +51,23 @@ STALE_VECTORS = _stale("item_vectors", "x.path_id, x.key_id, x.model_id", ":path
 VECTORS = Statement(
     f"""
 SELECT {columns(VectorsRow)}
-FROM unnest(:path_ids::bytea[], :key_ids::bytea[], :model_ids::bytea[]) AS w(path_id, key_id, model_id)
-JOIN stateroom.item_vectors v USING (path_id, key_id, model_id)
-WHERE v.tenant_id = :tenant_id AND v.subject_id = :subject_id
+FROM unnest(:path_ids::bytea[], :key_ids::bytea[], :model_ids::bytea[]) AS w(of_path, of_key, of_model)
+CROSS JOIN LATERAL (SELECT * FROM stateroom.item_vectors x
+    WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND x.path_id = w.of_path AND x.key_id = w.of_key
+      AND x.model_id = w.of_model LIMIT 1) v
 """,
     VectorsRow,
 )
 # Only over what was read: what was put since was sealed anew.
 RESEAL_ITEMS = Statement("""
-UPDATE stateroom.items i SET envelope = w.envelope
-FROM unnest(:path_ids::bytea[], :key_ids::bytea[], :revisions::bigint[], :envelopes::bytea[], :before::bytea[])
-    AS w(path_id, key_id, revision, envelope, before)
-WHERE i.tenant_id = :tenant_id AND i.subject_id = :subject_id AND i.path_id = w.path_id AND i.key_id = w.key_id
-  AND i.revision = w.revision AND i.envelope = w.before
+UPDATE stateroom.items SET envelope = :envelope
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND path_id = :path_id AND key_id = :key_id
+  AND revision = :revision AND envelope = :before
 """)
 RESEAL_VECTORS = Statement("""
-UPDATE stateroom.item_vectors v SET envelope = w.envelope
-FROM unnest(:path_ids::bytea[], :key_ids::bytea[], :model_ids::bytea[], :sequences::bigint[], :envelopes::bytea[],
-    :before::bytea[]) AS w(path_id, key_id, model_id, sequence, envelope, before)
-WHERE v.tenant_id = :tenant_id AND v.subject_id = :subject_id AND v.path_id = w.path_id AND v.key_id = w.key_id
-  AND v.model_id = w.model_id AND v.sequence = w.sequence AND v.envelope = w.before
+UPDATE stateroom.item_vectors SET envelope = :envelope
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND path_id = :path_id AND key_id = :key_id
+  AND model_id = :model_id AND sequence = :sequence AND envelope = :before
 """)
 
 # One order for everybody who locks several.

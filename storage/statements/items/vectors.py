@@ -47,22 +47,26 @@ UPDATE stateroom.items SET indexed = true
 WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND path_id = :path_id AND key_id = :key_id
 """)
 
+# By look-ups of each name, however many vectors the subject has (as `storage.statements.items.items` does).
 MEMBERS = Statement(
     f"""
-SELECT {columns(VectorsMember).replace("path_id, key_id", "v.path_id, v.key_id")}
-FROM unnest(:path_ids::bytea[], :key_ids::bytea[]) AS w(path_id, key_id)
-JOIN stateroom.item_vectors v ON v.tenant_id = :tenant_id AND v.subject_id = :subject_id AND v.path_id = w.path_id
-    AND v.key_id = w.key_id
+SELECT {columns(VectorsMember)} FROM unnest(:path_ids::bytea[], :key_ids::bytea[]) AS w(of_path, of_key)
+CROSS JOIN LATERAL (
+    SELECT * FROM stateroom.item_vectors x
+    WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND x.path_id = w.of_path AND x.key_id = w.of_key
+    OFFSET 0) v
 """,
     VectorsMember,
 )
 
 OF_MODEL = Statement(
     f"""
-SELECT {columns(VectorsRow).replace("path_id, key_id", "v.path_id, v.key_id")}
-FROM unnest(:path_ids::bytea[], :key_ids::bytea[]) AS w(path_id, key_id)
-JOIN stateroom.item_vectors v ON v.tenant_id = :tenant_id AND v.subject_id = :subject_id AND v.path_id = w.path_id
-    AND v.key_id = w.key_id AND v.model_id = :model_id
+SELECT {columns(VectorsRow)} FROM unnest(:path_ids::bytea[], :key_ids::bytea[]) AS w(of_path, of_key)
+CROSS JOIN LATERAL (
+    SELECT * FROM stateroom.item_vectors x
+    WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND x.path_id = w.of_path AND x.key_id = w.of_key
+      AND x.model_id = :model_id
+    LIMIT 1) v
 """,
     VectorsRow,
 )
@@ -74,15 +78,18 @@ WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND path_id = ANY(:pat
 """,
     SequenceRow,
 )
-# Of some paths, those rows that came after a sequence of each; page by page in the order of path, sequence and key.
+# Of some paths, the first rows of each that came after a sequence of its own: so many, and no more behind so many
+# bytes. That a sequence is positive is true of every row, and the condition of the index that only this uses.
 CHANGED = Statement(
     f"""
-SELECT {columns(VectorsRow).replace("path_id, key_id", "v.path_id, v.key_id").replace(" sequence", " v.sequence")}
-FROM unnest(:path_ids::bytea[], :sequences::bigint[]) AS w(path_id, since)
-JOIN stateroom.item_vectors v ON v.tenant_id = :tenant_id AND v.subject_id = :subject_id AND v.path_id = w.path_id
-    AND v.model_id = :model_id AND v.sequence > w.since
-WHERE (v.path_id, v.sequence, v.key_id) > (:after_path, :after_sequence, :after_key)
-ORDER BY v.path_id, v.sequence, v.key_id LIMIT :page_rows
+SELECT {columns(VectorsRow)} FROM unnest(:path_ids::bytea[], :sequences::bigint[]) AS w(of_path, since)
+CROSS JOIN LATERAL (
+    SELECT *, sum(octet_length(x.envelope)) OVER (ORDER BY x.sequence) - octet_length(x.envelope) AS bytes_before
+    FROM stateroom.item_vectors x
+    WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND x.path_id = w.of_path
+      AND x.model_id = :model_id AND x.sequence > w.since AND x.sequence > 0
+    ORDER BY x.sequence LIMIT :path_rows) v
+WHERE v.bytes_before < :path_bytes
 """,
     VectorsRow,
 )

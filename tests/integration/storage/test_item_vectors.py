@@ -211,6 +211,23 @@ async def test_what_is_large_is_compared_beside_the_event_loop(store, scope):
     assert await found(store, scope, many[7], limit=1) == ["k7"]
 
 
+async def test_all_of_several_paths_are_opened_in_as_many_pages_as_they_take(store, scope):
+    one, other = (quantized([sign, 1.0, *[0.0] * 4094]) for sign in (1.0, -1.0))
+    few, many = (ModelVectors(MODEL, (one,)),), (ModelVectors(MODEL, (one, *(other,) * 63)),)
+    content = Value("msgpack", encode_msgpack({}))
+    names = [ItemName(("p", str(n % 5)), f"k{n}") for n in range(400)]
+    for start in range(0, 400, 100):
+        puts = [ItemWrite(name, content, vectors=few) for name in names[start : start + 100]]
+        await write(store, scope, *puts)
+    for name in names[::100]:
+        await write(store, scope, ItemWrite(name, content, vectors=many))
+    page = await find(store, scope, [1.0, 1.0, *[0.0] * 4094], limit=1000)
+    assert {each.name for each in page.items} == {*names}
+    assert {round(each.score or 0, 2) for each in page.items} == {1.0}
+    await write(store, scope, *(ItemWrite(name, content, vectors=few) for name in names[:50]))
+    assert len((await find(store, scope, [1.0, 1.0, *[0.0] * 4094], limit=1000)).items) == 400
+
+
 def test_a_vector_of_zeros_is_like_nothing():
     assert quantized([0.0, 0.0]).codes == bytes(2)
     assert array("b", quantized([1.0, -1.0, 0.25]).codes).tolist() == [127, -127, 32]
