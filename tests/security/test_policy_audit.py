@@ -37,6 +37,7 @@ CHANGES_NOTHING = {"verify_tenant", "verify_deployment", "begin_retention_round"
 # What these change is not there: each has a test of its own that looks for its record.
 NOTHING_THERE = {
     "adopt_state", "revoke_operator_key", "supersede_job", "supersede_deployment_job", "cancel_deployment_job",
+    "put_vector_policy",
 }  # fmt: skip
 ADMINISTRATIVE = {
     name

@@ -1,8 +1,10 @@
 """Vectors in clear over HTTP and by the operator's command: refused by name, then accepted, made and found."""
 
+import asyncio
 import time
 from uuid import UUID
 
+import asyncpg
 import httpx
 import pytest
 from sqlalchemy.engine import make_url
@@ -47,7 +49,19 @@ def command(launcher, deployment, durable_postgres):
     return run
 
 
-def test_a_tenant_accepts_what_leaks_and_finds_what_is_in_clear(gateway, command):
+@pytest.fixture
+def database(deployment, durable_postgres):
+    """Runs a statement as a superuser."""
+
+    async def execute(statement):
+        connection = await asyncpg.connect(durable_postgres.superuser_url(deployment.database).replace("+asyncpg", ""))
+        await connection.execute(statement)
+        await connection.close()
+
+    return lambda statement: asyncio.run(execute(statement))
+
+
+def test_a_tenant_accepts_what_leaks_and_finds_what_is_in_clear(gateway, command, database):
     deployment = gateway.deployment
     tenancy = Tenancy(Tenant(gateway.url, deployment.api_key, deployment.operator_key))
     service_key = tenancy.tenant()
@@ -65,6 +79,10 @@ def test_a_tenant_accepts_what_leaks_and_finds_what_is_in_clear(gateway, command
         assert made.returncode == 0, made.stderr
         assert b"made the table stateroom.item_clear_vectors" in made.stderr
         assert b"backups of this database hold them" in command().stderr
+        database("REVOKE INSERT ON stateroom.audit_log FROM gw_app")
+        assert_problem(admin.put(POLICY, json=CLEAR), 500)  # no change without its record
+        database("GRANT INSERT ON stateroom.audit_log TO gw_app")
+        assert admin.get(POLICY).json()["vectors"] == "sealed"
         assert admin.put(POLICY, json=CLEAR).json()["accepted_leakage"] == "content"
         _until_complete(admin)
         (found,) = client.post("/v1/items:search", json={"near": {"model": "m", "vector": [1.0, 0.5]}}).json()["items"]
