@@ -25,7 +25,7 @@ from storage.statements.items import items
 from storage.statements.items import paths as item_paths
 from storage.statements.keys import keys
 from storage.statements.objects import artifacts, blobs
-from storage.statements.rules import retention, save_policies
+from storage.statements.rules import retention, save_policies, vector_policies
 from storage.statements.threads import archives, checkpoints, pruning, tags, threads
 from storage.threads.thinning import ThinningRule
 from tests.support.archive_rows import opened
@@ -36,7 +36,9 @@ from tests.support.items import write as write_items
 from tests.support.states import document, put, save, state, write
 
 SUBJECTS = [table.name for table in SUBJECT_TABLES]
-TENANTS = ["tenant_keys", "blob_usage", "row_usage", "retention", "retention_rounds", "save_policies"]
+TENANTS = [
+    "tenant_keys", "blob_usage", "row_usage", "retention", "retention_rounds", "save_policies", "vector_policies",
+]  # fmt: skip
 TABLES = [*SUBJECTS, *TENANTS]
 SEALED = {
     "threads": ["seal"],
@@ -117,6 +119,9 @@ async def scopes(store, database, root_key):
         await RowCounting(store.unit_of_work, store.row_quotas).tenant(each.tenant_id)
         await store.retention_policies.put_thread(each, "t1", Policy(archive_ttl_seconds=86_400))
         await store.save_policies.put(TenantScope(each.tenant_id), "a", SaveRule(strict=True))
+        async with store.unit_of_work.begin(TenantScope(each.tenant_id)) as transaction:
+            said = {"vectors": "sealed", "accepted": "", "complete": False, "updated_at": datetime.now(UTC)}
+            await transaction.run(vector_policies.PUT, **said, mac=bytes(32), mac_format=1)
     await switch_on(store, SEGMENTS)
     async with opened(database, root_key, archive=MemoryBlobStore()) as archiving:
         for each in made:
