@@ -12,14 +12,14 @@ opened more than its snapshot has.
 
 import asyncio
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from heapq import merge, nlargest
+from importlib import import_module
 from itertools import islice
 from operator import itemgetter
 from typing import Final, NamedTuple, Protocol, cast
-
-import numkong
 
 from storage.clear_vectors.rows import Nearest
 from storage.concurrency.turns import PAUSE_ROW_BYTES, Pauses
@@ -166,6 +166,7 @@ class _Compared:
         cls, index: Index, sequences: Mapping[bytes, int], path_ids: Sequence[bytes], near: Near
     ) -> "_Compared":
         """Compare the vectors of some paths."""
+        await _load_kernel()
         query = quantized(near.values)
         rows = min(SLICE_VECTORS, SLICE_BYTES // index.dimensions)
         pauses = Pauses()
@@ -203,7 +204,15 @@ async def _dots(codes: bytearray, query: bytes, start: int, end: int) -> list[fl
     return await asyncio.to_thread(_compared, codes, query, start, end)
 
 
+async def _load_kernel() -> None:
+    """Load the kernel beside the loop: 45 MB, which no process needs before its first search."""
+    if "numkong" not in sys.modules:
+        await asyncio.to_thread(import_module, "numkong")
+
+
 def _compared(codes: bytearray, query: bytes, start: int, end: int) -> list[float]:
+    import numkong  # noqa: PLC0415  as `_load_kernel` says
+
     size = len(query)
     with memoryview(codes) as whole, whole[start * size : end * size] as part:
         vectors = part.cast("b", (end - start, size))
