@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateroom import InvalidRequest, WorkspaceSnapshot
@@ -327,6 +327,7 @@ PATHS = ["x.log", "keep.log", "build/o", "src/build/p", "top", "src/top", "a/z",
 
 
 @pytest.mark.skipif(GIT is None, reason="no git here to compare with")
+@settings(deadline=None)  # each starts git twice
 @given(st.lists(st.sampled_from(PATTERNS), max_size=5), st.lists(st.sampled_from(PATTERNS), max_size=4))
 def test_what_is_ignored_is_what_git_ignores(tmp_path_factory, at_top, in_src):
     top = tmp_path_factory.mktemp("ignored")

@@ -5,10 +5,8 @@ this side, channel by channel (``_langgraph.values``), and the gateway never ins
 may see what: tenant and subject come from the API key and from ``subject``, never from a graph's config.
 """
 
-import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from secrets import randbelow
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 import httpx2
@@ -29,7 +27,6 @@ except ModuleNotFoundError as error:
     message = "stateroom.langgraph needs LangGraph: pip install 'stateroom[langgraph]'"
     raise ModuleNotFoundError(message, name=error.name) from error
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 from msgspec import UNSET
 
@@ -37,8 +34,8 @@ from stateroom._io.on_loop import finished
 from stateroom._langgraph.answers import Answers, model_of, usage_of
 from stateroom._langgraph.cache import CacheOptions, StateroomCache
 from stateroom._langgraph.columns import ConfigIds, graph_name, is_step, name_of, word_of
-from stateroom._langgraph.connections import Connections
-from stateroom._langgraph.field_types import with_field_types
+from stateroom._langgraph.connections import Connected
+from stateroom._langgraph.field_types import serialiser
 from stateroom._langgraph.listing import Listing
 from stateroom._langgraph.runs import pin
 from stateroom._langgraph.store import StateroomStore, StoreOptions
@@ -65,8 +62,6 @@ from stateroom._remembered.histories import Histories, joined
 from stateroom._remembered.pieces import PieceCache, owner_tag, receiving, sending
 from stateroom._remembered.recent import Recent
 from stateroom._threads.long_lists import asked_about, is_due
-from stateroom.async_client import AsyncClient
-from stateroom.client import Client
 from stateroom.errors import (
     ChannelUnchangedUnknown,
     CheckpointNotFound,
@@ -76,7 +71,7 @@ from stateroom.errors import (
 )
 from stateroom.schema import StateVersion, accepted
 from stateroom.share import ClientShare
-from stateroom.subject import Subject, current_subject
+from stateroom.subject import Subject
 from stateroom.tokens import TokenStore
 from stateroom.types import CopyReceipt, LongList, MaybeSummary, RemovalReceipt, SaveReceipt, Status
 
@@ -161,7 +156,7 @@ class SaverOptions(TypedDict, total=False):
     strict: bool
 
 
-class StateroomSaver(BaseCheckpointSaver[str]):
+class StateroomSaver(Connected, BaseCheckpointSaver[str]):
     """A LangGraph checkpointer whose state lives in a Stateroom gateway.
 
     One saver serves any number of users, threads of execution and event loops at once; nothing is locked
@@ -190,16 +185,9 @@ class StateroomSaver(BaseCheckpointSaver[str]):
 
     def __init__(self, url: str, api_key: str, **options: Unpack[SaverOptions]) -> None:
         refuse_unknown(type(self).__name__, options, SaverOptions)
-        serde, allowed = options.get("serde"), options.get("allowed_msgpack_modules")
-        if serde is not None and allowed is not None:
-            raise ValueError("allowed_msgpack_modules configures the default serialiser, not yours")
-        self._own_serde = serde is None
-        super().__init__(
-            serde=serde or JsonPlusSerializer(allowed_msgpack_modules=with_field_types(allowed or ()) or None)
-        )
-        subject, client_share = options.get("subject", current_subject), options.get("client_share")
-        # Refuses an unusable address now, not at the first request.
-        self._endpoint = Endpoint(url, api_key, subject, client_share)
+        self._own_serde = options.get("serde") is None
+        super().__init__(serde=serialiser(options.get("serde"), options.get("allowed_msgpack_modules")))
+        self._connect(url, api_key, options, token_store=options.get("token_store"))
         self._agent = options.get("agent")
         self._metadata_exclude = frozenset(options.get("metadata_exclude", ()))
         self._state_versions = _by_subgraph(options.get("state_version"))
@@ -212,28 +200,6 @@ class StateroomSaver(BaseCheckpointSaver[str]):
         self._growth = Growth()
         self._histories = Histories()
         self._answers = Answers()
-        timeouts, token_store = options.get("timeouts"), options.get("token_store")
-        transport, async_transport = options.get("transport"), options.get("async_transport")
-        self._connections = Connections(
-            lambda: Client(
-                url,
-                api_key,
-                subject=subject,
-                timeouts=timeouts,
-                transport=transport and transport(),
-                token_store=token_store,
-                client_share=client_share,
-            ),
-            lambda: AsyncClient(
-                url,
-                api_key,
-                subject=subject,
-                timeouts=timeouts,
-                transport=async_transport and async_transport(),
-                token_store=token_store,
-                client_share=client_share,
-            ),
-        )
 
     @classmethod
     def from_env(cls, **options: Unpack[SaverOptions]) -> Self:
@@ -246,38 +212,6 @@ class StateroomSaver(BaseCheckpointSaver[str]):
             NotConfigured: A variable is missing or unusable.
         """
         return cls(*Endpoint.read_env(), **options)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    def close(self) -> None:
-        """Close the connections of the blocking methods; a later call opens new ones.
-
-        Connections of an event loop are closed by ``aclose`` on it, or when it shuts down.
-        """
-        self._connections.close_blocking()
-
-    async def aclose(self) -> None:
-        """Close the connections of the running event loop and of the blocking methods."""
-        await self._connections.close_on_loop()
-        self._connections.close_blocking()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy shallowly: the copy shares connections, which cannot be copied."""
-        return copy.copy(self)
 
     def _drive(self, steps: Steps[R], pinned: Pinned | None = None) -> R:
         return self._connections.blocking().drive(steps, pinned)

@@ -5,14 +5,12 @@ nothing, and a run goes on. It is for what only reads. A node that acts on the w
 that is kept for good: an entry goes with its time, or whenever somebody clears the cache.
 """
 
-import copy
 import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypedDict, Unpack
 
 import httpx2
@@ -20,21 +18,18 @@ import msgspec
 from langgraph.cache.base import BaseCache, FullKey, Namespace
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.event_hooks import SerdeEvent, register_serde_event_listener
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from stateroom._items import requests
 from stateroom._items.shapes import Item, ItemBatch, ItemGet, ItemSearch, ItemWrite, Path
-from stateroom._langgraph.connections import Connections
-from stateroom._langgraph.field_types import with_field_types
+from stateroom._langgraph.connections import Connected
+from stateroom._langgraph.field_types import serialiser
 from stateroom._langgraph.ticks import BATCH_BYTES_MAX, OPERATIONS_MAX
 from stateroom._options import refuse_unknown
 from stateroom._protocol.core import Endpoint, Pinned, Steps, Timeouts
 from stateroom._remembered.recent import Recent
-from stateroom.async_client import AsyncClient
-from stateroom.client import Client
 from stateroom.errors import GatewayUnavailable, IntegrityFailure, LimitExceeded, StateroomError
 from stateroom.share import ClientShare
-from stateroom.subject import Subject, current_subject
+from stateroom.subject import Subject
 
 ROOT: Final = "~cache"
 TTL_SECONDS: Final = 7 * 86_400
@@ -90,7 +85,7 @@ class _Place(NamedTuple):
     key: str
 
 
-class StateroomCache(BaseCache[Any]):
+class StateroomCache(Connected, BaseCache[Any]):
     """A LangGraph cache whose entries live in a Stateroom gateway, as items below the path ``~cache``.
 
     One cache serves any number of subjects, threads of execution and event loops at once. No failure of it fails a run:
@@ -109,42 +104,15 @@ class StateroomCache(BaseCache[Any]):
 
     def __init__(self, url: str, api_key: str, **options: Unpack[CacheOptions]) -> None:
         refuse_unknown(type(self).__name__, options, CacheOptions)
-        serde, allowed = options.get("serde"), options.get("allowed_msgpack_modules")
-        if serde is not None and allowed is not None:
-            raise ValueError("allowed_msgpack_modules configures the default serialiser, not yours")
-        super().__init__(
-            serde=serde or JsonPlusSerializer(allowed_msgpack_modules=with_field_types(allowed or ()) or None)
-        )
+        super().__init__(serde=serialiser(options.get("serde"), options.get("allowed_msgpack_modules")))
         self._ttl_seconds = options.get("ttl_seconds", TTL_SECONDS)
         if not 1 <= self._ttl_seconds <= TTL_SECONDS_MAX:
             raise ValueError(f"ttl_seconds is 1 to {TTL_SECONDS_MAX}")
-        subject, client_share = options.get("subject", current_subject), options.get("client_share")
-        # Refuses an unusable address now, not at the first request.
-        self._endpoint = Endpoint(url, api_key, subject, client_share)
+        self._connect(url, api_key, options, timeouts=TIMEOUTS)
         self._root = (ROOT, _digest([options.get("version", "")]))
         # Whom the runs act for whose tasks were asked for, by the key that LangGraph made for the task.
         self._runs = Recent[tuple[str, Pinned]](_RUNS_MAX)
         self._said = Recent[bool]()
-        timeouts = options.get("timeouts") or TIMEOUTS
-        transport, async_transport = options.get("transport"), options.get("async_transport")
-        self._connections = Connections(
-            lambda: Client(
-                url,
-                api_key,
-                subject=subject,
-                timeouts=timeouts,
-                transport=transport and transport(),
-                client_share=client_share,
-            ),
-            lambda: AsyncClient(
-                url,
-                api_key,
-                subject=subject,
-                timeouts=timeouts,
-                transport=async_transport and async_transport(),
-                client_share=client_share,
-            ),
-        )
 
     @classmethod
     def from_env(cls, **options: Unpack[CacheOptions]) -> Self:
@@ -157,38 +125,6 @@ class StateroomCache(BaseCache[Any]):
             NotConfigured: A variable is missing or unusable.
         """
         return cls(*Endpoint.read_env(), **options)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    def close(self) -> None:
-        """Close the connections of the blocking methods; a later call opens new ones.
-
-        Connections of an event loop are closed by ``aclose`` on it, or when it shuts down.
-        """
-        self._connections.close_blocking()
-
-    async def aclose(self) -> None:
-        """Close the connections of the running event loop and of the blocking methods."""
-        await self._connections.close_on_loop()
-        self._connections.close_blocking()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy shallowly: the copy shares connections, which cannot be copied."""
-        return copy.copy(self)
 
     # What LangGraph calls
 

@@ -1,4 +1,4 @@
-"""Which of an application's own types a saver may rebuild.
+"""Which of an application's own types a saver or a cache may rebuild.
 
 A state's class says which types its values have, so naming it is enough: this module finds the types in its fields.
 Only what the application named, or put into the fields of what it named, is ever found; nothing that is stored has a
@@ -7,9 +7,23 @@ part in it.
 
 import dataclasses
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any, NewType, cast
+
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+
+def serialiser(own: SerializerProtocol | None, allowed: Sequence[type | tuple[str, ...]] | None) -> SerializerProtocol:
+    """An application's own serialiser, or LangGraph's with the types that it allowed.
+
+    Raises:
+        ValueError: It has its own, which nothing here configures.
+    """
+    if own is not None and allowed is not None:
+        raise ValueError("allowed_msgpack_modules configures the default serialiser, not yours")
+    return own or JsonPlusSerializer(allowed_msgpack_modules=with_field_types(allowed or ()) or None)
 
 
 def with_field_types(named: Iterable[type | tuple[str, ...]]) -> list[type | tuple[str, ...]]:

@@ -6,25 +6,21 @@ come from the API key and from ``subject``, never from a namespace.
 """
 
 import asyncio
-import copy
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
+from typing import Self, TypedDict, Unpack
 from weakref import WeakKeyDictionary
 
 import httpx2
 from langgraph.store.base import BaseStore, Op, Result, TTLConfig
 
-from stateroom._langgraph.connections import Connections
+from stateroom._langgraph.connections import Connected
 from stateroom._langgraph.embedding import Embedding, StoreIndex
 from stateroom._langgraph.operations import check
 from stateroom._langgraph.ticks import Ticks, all_of, prepared, together
 from stateroom._options import refuse_unknown
 from stateroom._protocol.core import Endpoint, Timeouts
-from stateroom.async_client import AsyncClient
-from stateroom.client import Client
 from stateroom.share import ClientShare
-from stateroom.subject import Subject, current_subject
+from stateroom.subject import Subject
 
 
 class StoreOptions(TypedDict, total=False):
@@ -54,7 +50,7 @@ class StoreOptions(TypedDict, total=False):
     client_share: ClientShare
 
 
-class StateroomStore(BaseStore):
+class StateroomStore(Connected, BaseStore):
     """A LangGraph store whose items live in a Stateroom gateway.
 
     One store serves any number of subjects, threads of execution and event loops at once. Operations that are asked for
@@ -70,39 +66,14 @@ class StateroomStore(BaseStore):
         NotConfigured: The URL or the key cannot be used.
     """
 
-    __slots__ = ("_connections", "_embedding", "_endpoint", "_ticks", "index_config", "ttl_config")
-
     supports_ttl = True
 
     def __init__(self, url: str, api_key: str, **options: Unpack[StoreOptions]) -> None:
         refuse_unknown(type(self).__name__, options, StoreOptions)
-        subject, client_share = options.get("subject", current_subject), options.get("client_share")
-        # Refuses an unusable address now, not at the first request.
-        self._endpoint = Endpoint(url, api_key, subject, client_share)
+        self._connect(url, api_key, options)
         self.ttl_config = options.get("ttl")
         self.index_config = options.get("index")
         self._embedding = None if self.index_config is None else Embedding(self.index_config)
-        timeouts, transport, async_transport = (
-            options.get("timeouts"), options.get("transport"), options.get("async_transport"),
-        )  # fmt: skip
-        self._connections = Connections(
-            lambda: Client(
-                url,
-                api_key,
-                subject=subject,
-                timeouts=timeouts,
-                transport=transport and transport(),
-                client_share=client_share,
-            ),
-            lambda: AsyncClient(
-                url,
-                api_key,
-                subject=subject,
-                timeouts=timeouts,
-                transport=async_transport and async_transport(),
-                client_share=client_share,
-            ),
-        )
         self._ticks: WeakKeyDictionary[asyncio.AbstractEventLoop, Ticks] = WeakKeyDictionary()
 
     @classmethod
@@ -116,38 +87,6 @@ class StateroomStore(BaseStore):
             NotConfigured: A variable is missing or unusable.
         """
         return cls(*Endpoint.read_env(), **options)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    def close(self) -> None:
-        """Close the connections of the blocking methods; a later call opens new ones.
-
-        Connections of an event loop are closed by ``aclose`` on it, or when it shuts down.
-        """
-        self._connections.close_blocking()
-
-    async def aclose(self) -> None:
-        """Close the connections of the running event loop and of the blocking methods."""
-        await self._connections.close_on_loop()
-        self._connections.close_blocking()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy shallowly: the copy shares connections, which cannot be copied."""
-        return copy.copy(self)
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Carry operations out, in one request where they fit one.

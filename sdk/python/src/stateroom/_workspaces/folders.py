@@ -10,6 +10,7 @@ import re
 import secrets
 import stat
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,7 +30,7 @@ _OWN = 0o700
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO}
 
 
-class _Closed:
+class _Closed(ABC):
     """Something that is closed when it is left, or when nobody has it any more."""
 
     def __enter__(self) -> Self:
@@ -43,9 +44,9 @@ class _Closed:
     def __del__(self) -> None:
         self.close()
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of it; again: nothing."""
-        raise NotImplementedError
 
 
 class Root(_Closed):
