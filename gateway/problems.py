@@ -376,6 +376,10 @@ TABLE: dict[type[Exception], Kind] = {
         409, "item-index-too-large",
         "The subject's vectors by this model take more than is searched: delete items, or use fewer dimensions.",
     ),
+    storage_errors.ItemModelsExceeded: Kind(
+        409, "item-models-exceeded",
+        "The item has vectors by 8 models: put it again with those that you need, then give it others.",
+    ),
     storage_errors.ItemPathsExceeded: Kind(
         409, "item-paths-exceeded",
         "The subject has 10,000 paths of items: delete what is in some, or tell things apart by keys instead of paths.",

@@ -155,6 +155,10 @@ class ItemPathsExceeded(Conflict):
     """The subject has as many paths of items as it may; delete the items of some, or use fewer paths."""
 
 
+class ItemModelsExceeded(Conflict):
+    """The item would have vectors by more models than it may; put it again with those that are needed."""
+
+
 class ItemIndexTooLarge(Conflict):
     """The subject has more vectors by this model than are searched; delete items, or put fewer or shorter vectors."""
 

@@ -224,7 +224,7 @@ SECTIONS: Final = {
         Limit("ITEM_PATHS_MAX", item_model, "paths of a subject", "item-paths-exceeded"),
         Limit("ITEM_VALUE_BYTES_MAX", item_model, "an item's value, in MessagePack", "limit-exceeded"),
         Limit("ITEM_OPERATIONS_MAX", item_model, "operations of a batch", "limit-exceeded"),
-        Limit("ITEM_MODELS_MAX", item_model, "models by which an item has vectors", "limit-exceeded"),
+        Limit("ITEM_MODELS_MAX", item_model, "models by which an item has vectors", "item-models-exceeded"),
         Limit("ITEM_VECTORS_MAX", item_model, "vectors of an item by one model", "limit-exceeded"),
         Limit("ITEM_DIMENSIONS_MAX", item_model, "dimensions of a vector", "limit-exceeded"),
         Limit(

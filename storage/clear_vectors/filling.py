@@ -36,7 +36,7 @@ from storage.statements.rules import vector_policies as policies_sql
 
 SLICE_SECONDS: Final = 2.0
 SETTLE_SECONDS: Final = 0.2
-PAGE_ROWS: Final = 32
+PAGE_ROWS: Final = 8  # of which each may have as many vectors as an item
 PURGE_ROWS: Final = 1_000
 _SUPERSEDED: Final = "something else was said of the tenant's vectors meanwhile"
 _SUBJECTS_PAGE: Final = 100

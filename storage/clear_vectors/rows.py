@@ -8,30 +8,39 @@ known here: its own row says so, and the sealed row has the vectors that count.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from storage.concurrency.turns import Pauses
 from storage.format.items.vectors import Vector, VectorColumns, quantized
 from storage.postgres.unit_of_work import Transaction
 from storage.statements.items import clear_vectors as sql
 
 # Up to so many vectors of a subject by one model all are compared, whatever indexes there are.
 EXACT_MAX: Final = 20_000
+# Texts of vectors that are put at once, or those of one item.
+_PUT_BYTES: Final = 2 * 1024 * 1024
 
 Place = tuple[bytes, bytes]
 
 
 async def put(transaction: Transaction, schema: str, written: Iterable[tuple[VectorColumns, Sequence[Vector]]]) -> None:
     """Put vectors in the place of those that the same items have by the same models."""
-    models, rows = [], []
+    statements = sql.of(schema)
+    pauses = Pauses()
+    models: list[Mapping[str, object]] = []
+    rows: list[Mapping[str, object]] = []
+    size = 0
     for columns, vectors in written:
         model = {"path_id": columns.path_id, "key_id": columns.key_id, "model_id": columns.model_id}
         models.append(model)
-        rows += [
-            model | {
-                "number": number, "revision": columns.revision, "sequence": columns.sequence,
-                "length": each.length, "embedding": _text(each),
-            }
-            for number, each in enumerate(vectors)
-        ]  # fmt: skip
-    statements = sql.of(schema)
+        put_at = {"revision": columns.revision, "sequence": columns.sequence}
+        for number, each in enumerate(vectors):
+            text = _text(each)
+            rows.append(model | put_at | {"number": number, "length": each.length, "embedding": text})
+            size += len(text)
+            await pauses.after(len(text))
+        if size >= _PUT_BYTES:
+            await transaction.run_many(statements.delete_model, models)
+            await transaction.run_many(statements.put, rows)
+            models, rows, size = [], [], 0
     if models:
         await transaction.run_many(statements.delete_model, models)
         await transaction.run_many(statements.put, rows)
@@ -75,24 +84,27 @@ class Nearest:
         self._metric = metric
         self._exact_max = exact_max
         self._exact: bool | None = None
-        self.count = 0
 
     async def best(self, count: int) -> list[sql.ClearHit]:
-        """The best so many, in their order."""
+        """The best so many, in their order; fewer are all that there are."""
         if self._exact is None:
-            self.count = await self._transaction.fetch_only(self._statements.count, **self._place)
-            self._exact = self._metric != "cosine" or self.count < self._exact_max
+            self._exact = self._metric != "cosine" or await self._are_few()
             if not self._exact:
                 await self._transaction.run(sql.ITERATE)
         values = {**self._place, "direction": _text(self._wanted), "limit": count}
         if not self._exact:
             hits = await self._transaction.fetch_all(self._statements.by_index(self._dimensions), **values)
-            if len(hits) == min(count, self.count):
+            if len(hits) == count:
                 return hits
-            self._exact = True  # the index stopped looking before it had as many
+            self._exact = True  # there are not as many, or the index stopped looking before it had them
         if self._metric == "l2":
             values["length"] = self._wanted.length
+        values["dimensions"] = self._dimensions
         return await self._transaction.fetch_all(self._statements.exact(self._metric), **values)
+
+    async def _are_few(self) -> bool:
+        few = await self._transaction.fetch_only(self._statements.count, **self._place, at_most=self._exact_max)
+        return few < self._exact_max
 
 
 def _text(vector: Vector) -> str:

@@ -8,10 +8,13 @@ vectors in clear. It decides on no write.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from crypto import Sealer
 from storage.clear_vectors import policies, rows
+from storage.concurrency.turns import Pauses
 from storage.control.rows import ControlRows
-from storage.errors import LimitExceeded
+from storage.errors import ItemModelsExceeded
 from storage.format.items.vectors import VectorColumns, model_id, seal_vectors, vectors_mac
 from storage.items.model import ITEM_MODELS_MAX, ModelVectors
 from storage.items.paths import LockedPath
@@ -50,12 +53,12 @@ class VectorWrites:
         """Give an item these vectors beside those it has by other models.
 
         Raises:
-            LimitExceeded: It would have vectors by more models than it may.
+            ItemModelsExceeded: It would have vectors by more models than it may.
         """
         kept = {} if place in self._lost else self._stored.get(place, {})
         models = {*kept, *self._new.get(place, {}), *(self._model_id(each) for each in given)}
         if len(models) > ITEM_MODELS_MAX:
-            raise LimitExceeded("ITEM_MODELS_MAX", ITEM_MODELS_MAX, len(models))
+            raise ItemModelsExceeded
         self._give(place, revision, sequence, given)
 
     def _give(self, place: Place, revision: int, sequence: int, given: Sequence[ModelVectors]) -> None:
@@ -98,13 +101,14 @@ class VectorWrites:
         if gone:
             await self._transaction.run_many(sql.DELETE_VECTORS, _named(sorted(gone)))
         puts = []
+        pauses = Pauses()
         for place, given in sorted(self._new.items()):
             path = paths[place[0]]
             for columns, each in given.values():
                 sealed = seal_vectors(self._sealer, columns, each.model, each.vectors)
                 path.vectors = path.vectors.add(vectors_mac(self._sealer, columns, sealed.member))
-                values = {name: getattr(columns, name) for name in columns.__struct_fields__}
-                puts.append(values | {"member": sealed.member, "envelope": sealed.envelope})
+                puts.append(msgspec.structs.asdict(columns) | msgspec.structs.asdict(sealed))
+                await pauses.after(len(sealed.envelope))
         if puts:
             await self._transaction.run_many(sql.PUT_VECTORS, puts)
         first = [place for place in self._new if place not in self._lost and not found[place].indexed]

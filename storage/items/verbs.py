@@ -21,6 +21,7 @@ from storage.clock import Clock
 from storage.control.features import ITEMS, Features
 from storage.errors import (
     ItemExists,
+    ItemModelsExceeded,
     ItemMoved,
     ItemNotFound,
     ItemPathsExceeded,
@@ -48,6 +49,7 @@ _REFUSALS: dict[str, type[StorageError]] = {
     "moved": ItemMoved,
     "exists": ItemExists,
     "held": LegalHold,
+    "models": ItemModelsExceeded,
     "paths": ItemPathsExceeded,
     "room": RowQuotaExceeded,
 }
@@ -297,6 +299,9 @@ def _makes(write: ItemWrite) -> bool:
 
 def _of_nobody(batch: Batch) -> list[Outcome | None]:
     """What becomes of writes that make nothing, in a scope that has nothing."""
-    outcomes = [Written("absent") if each.if_revision is None else ItemMoved(None) for each in batch.writes]
+    outcomes = [
+        ItemMoved(None) if each.if_revision is not None else ItemNotFound() if each.vectors else Written("absent")
+        for each in batch.writes
+    ]
     is_undone = batch.atomic and any(isinstance(each, StorageError) for each in outcomes)
     return [None if is_undone and isinstance(each, Written) else each for each in outcomes]

@@ -18,11 +18,11 @@ from storage.concurrency.turns import Pauses
 from storage.errors import (
     IntegrityFailure,
     ItemExists,
+    ItemModelsExceeded,
     ItemMoved,
     ItemNotFound,
     ItemPathsExceeded,
     LegalHold,
-    LimitExceeded,
     LostRaceError,
     RowQuotaExceeded,
     StorageError,
@@ -223,7 +223,7 @@ class Writing:
         path = self._paths[place[0]]
         try:
             self._vectors.add(place, living.revision, path.sequence + 1, write.vectors)
-        except LimitExceeded as exceeded:
+        except ItemModelsExceeded as exceeded:
             return exceeded
         path.sequence += 1
         return Written("indexed", living.revision)

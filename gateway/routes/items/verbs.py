@@ -238,7 +238,7 @@ async def list_item_paths(call: Call[Scope]) -> Answer:
     body=batches.ItemBatch,
     returns=batches.ItemBatchResults,
     headers=("Idempotency-Key", *_SHARE),
-    problems=(*_WRITING, "item-index-too-large", "item-not-found"),
+    problems=(*_WRITING, "item-index-too-large", "item-models-exceeded", "item-not-found"),
 )
 async def run_item_batch(call: Call[Scope]) -> Answer:
     exchange = call.exchange

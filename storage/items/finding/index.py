@@ -37,6 +37,9 @@ PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
 INDEX_SECONDS: Final = 300.0
 # What a vector takes in memory besides its codes, with those of which an item has one.
 VECTOR_BYTES: Final = 256
+# What a path and an index take without a vector.
+_PATH_BYTES: Final = 512
+_INDEX_BYTES: Final = 1024
 _DEAD_SHARE: Final = 0.25
 _DEAD_MIN: Final = 64
 
@@ -77,7 +80,7 @@ class PathVectors:
     @property
     def size_bytes(self) -> int:
         """About how much memory they take."""
-        return len(self.codes) + VECTOR_BYTES * len(self.entries)
+        return _PATH_BYTES + len(self.codes) + VECTOR_BYTES * len(self.entries)
 
     def is_newest(self, entry: Entry) -> bool:
         """Whether nothing took the place of the vectors that an entry is of."""
@@ -114,7 +117,17 @@ class PathVectors:
 
 
 class Index:
-    """What a subject has by one model, as far as its searches asked for it."""
+    """What a subject has by one model, as far as its searches asked for it.
+
+    Attributes:
+        keys_hash: What it was opened under.
+        dimensions: How many a vector has.
+        paths: The vectors of each path.
+        lock: Held by the search that uses it.
+        used_at: When it was used last.
+        size_bytes: About how much memory it takes.
+        counted_bytes: As much of that as its holder has counted.
+    """
 
     def __init__(self, keys_hash: int, dimensions: int, cold: asyncio.Semaphore, bytes_max: int) -> None:
         self.keys_hash = keys_hash
@@ -124,11 +137,8 @@ class Index:
         self.paths: dict[bytes, PathVectors] = {}
         self.lock = asyncio.Lock()
         self.used_at = float("inf")  # before its first use
-
-    @property
-    def size_bytes(self) -> int:
-        """About how much memory it takes."""
-        return sum(each.size_bytes for each in self.paths.values())
+        self.size_bytes = _INDEX_BYTES
+        self.counted_bytes = 0
 
     async def bring_up(
         self, transaction: Transaction, sealer: Sealer, model_id: bytes, sequences: Mapping[bytes, int]
@@ -143,7 +153,9 @@ class Index:
         for path_id, sequence in sequences.items():
             known = self.paths.get(path_id)
             if known is None or known.is_worn():
+                self.size_bytes -= 0 if known is None else known.size_bytes
                 known = self.paths[path_id] = PathVectors(path_id)
+                self.size_bytes += known.size_bytes
             if known.sequence < sequence:
                 since[path_id] = known.sequence
         if since:
@@ -165,7 +177,10 @@ class Index:
     async def _take(self, sealer: Sealer, rows: Sequence[sql.VectorsRow]) -> None:
         pauses = Pauses()
         for row in rows:
-            await pauses.after(self.paths[row.path_id].add(sealer, row))
+            vectors = self.paths[row.path_id]
+            self.size_bytes -= vectors.size_bytes
+            await pauses.after(vectors.add(sealer, row))
+            self.size_bytes += vectors.size_bytes
         if self.size_bytes > self._bytes_max:
             raise ItemIndexTooLarge(self._bytes_max)
 
@@ -235,11 +250,7 @@ class Indexes:
         self._monotonic = monotonic
         self._indexes: OrderedDict[Key, Index] = OrderedDict()  # the last used is the last
         self._cold = asyncio.Semaphore(1)
-
-    @property
-    def size_bytes(self) -> int:
-        """About how much memory all of them take."""
-        return sum(each.size_bytes for each in self._indexes.values())
+        self.size_bytes = 0  # about how much memory all of them take
 
     @asynccontextmanager
     async def using(self, scope: Scope, sealer: Sealer, model_id: bytes, dimensions: int) -> AsyncIterator[Index]:
@@ -251,6 +262,7 @@ class Indexes:
         while True:
             index = self._indexes.get(key)
             if index is None or index.keys_hash != sealer.keys_hash:
+                self._drop(key)
                 index = self._indexes[key] = self._new(sealer, dimensions)
             async with index.lock:
                 if self._indexes.get(key) is not index:
@@ -258,10 +270,13 @@ class Indexes:
                 try:
                     yield index
                 except BaseException:
-                    self._indexes.pop(key, None)
+                    if self._indexes.get(key) is index:
+                        self._drop(key)
                     raise
             index.used_at = self._monotonic()
             if self._indexes.get(key) is index:
+                self.size_bytes += index.size_bytes - index.counted_bytes
+                index.counted_bytes = index.size_bytes
                 self._indexes.move_to_end(key)
             self._make_room()
             return
@@ -269,22 +284,25 @@ class Indexes:
     def _new(self, sealer: Sealer, dimensions: int) -> Index:
         return Index(sealer.keys_hash, dimensions, self._cold, self._index_bytes_max)
 
+    def _drop(self, key: Key) -> None:
+        index = self._indexes.pop(key, None)
+        if index is not None:
+            self.size_bytes -= index.counted_bytes
+
     def forget(self, scope: Scope) -> None:
         """Forget what a subject has, by whichever model."""
         for key in [key for key in self._indexes if key[0] == scope]:
-            del self._indexes[key]
+            self._drop(key)
 
     def forget_old(self) -> None:
         """Forget what was not used for a while."""
         oldest = self._monotonic() - INDEX_SECONDS
         for key in [key for key, index in self._indexes.items() if index.used_at <= oldest and not index.lock.locked()]:
-            del self._indexes[key]
+            self._drop(key)
 
     def _make_room(self) -> None:
-        held = self.size_bytes
-        for key, index in list(self._indexes.items()):
-            if held <= self._bytes_max:
-                return
+        for key, index in list(self._indexes.items()) if self.size_bytes > self._bytes_max else ():
             if not index.lock.locked():
-                del self._indexes[key]
-                held -= index.size_bytes
+                self._drop(key)
+            if self.size_bytes <= self._bytes_max:
+                return

@@ -27,11 +27,12 @@ from storage.errors import IntegrityFailure
 from storage.format.items.vectors import Vector, model_id, open_vectors, quantized
 from storage.items import matching
 from storage.items.finding.index import Entry, Index, Indexes, PathVectors
-from storage.items.finding.searching import PART_ROWS, Budget
+from storage.items.finding.searching import Budget, opened_if_wanted
 from storage.items.model import Item, ItemSearch, Labels, Metric, Near
 from storage.items.reading import Reading
 from storage.model import Page
 from storage.scope import Scope
+from storage.statements.items import items as items_sql
 from storage.statements.items import vectors as sql
 
 # What is compared in one slice: by the kernel its codes, then on the event loop what comes of each vector.
@@ -39,6 +40,7 @@ SLICE_BYTES: Final = 16 * 1024 * 1024
 SLICE_VECTORS: Final = 8192
 # Fewer codes are compared on the event loop, too.
 BESIDE_BYTES_MIN: Final = 256 * 1024
+_LOOKED_UP_AT_ONCE: Final = 16  # items of 256 KiB, and vectors that an item may have
 _RANKED_MIN: Final = 64
 _RANKED_FACTOR: Final = 4
 _SCORE_BYTES: Final = 8
@@ -98,12 +100,8 @@ class _Ranked(NamedTuple):
 class _Ranking(Protocol):
     """All vectors that are searched, of which the best are taken as far as they are needed."""
 
-    @property
-    def count(self) -> int:
-        """How many there are, once some were asked for."""
-
     async def best(self, count: int) -> list[_Ranked]:
-        """The best so many."""
+        """The best so many; fewer are all that there are."""
 
     def is_newest(self, ranked: _Ranked) -> bool:
         """Whether nothing took the place of the vectors that one is of."""
@@ -117,11 +115,6 @@ class _InClear:
 
     def __init__(self, nearest_in_clear: Nearest) -> None:
         self._nearest = nearest_in_clear
-
-    @property
-    def count(self) -> int:
-        """As `_Ranking.count`."""
-        return self._nearest.count
 
     async def best(self, count: int) -> list[_Ranked]:
         """As `_Ranking.best`."""
@@ -145,12 +138,6 @@ class _Compared:
         self._of = index.paths
         self._sequences = sequences
         self._parts = parts
-        self._count = sum(len(scores) for _, _, scores in parts)
-
-    @property
-    def count(self) -> int:
-        """As `_Ranking.count`."""
-        return self._count
 
     def is_newest(self, ranked: _Ranked) -> bool:
         """As `_Ranking.is_newest`."""
@@ -267,7 +254,7 @@ class _Search:
         self._ranking = ranking
         self._offset = wanted.offset
         self._seen: set[tuple[bytes, bytes]] = set()
-        self._found: dict[tuple[bytes, bytes], Item] = {}
+        self._found: list[Item] = []
 
     async def run(self) -> Page[Item]:
         """Look up the best until there are as many as wanted."""
@@ -282,63 +269,89 @@ class _Search:
                 self._seen.add(each.place)
                 await self._reading.pauses.after(_SCORE_BYTES)
             while at < len(best):
-                part = best[at : at + PART_ROWS]
+                part = best[at : at + _LOOKED_UP_AT_ONCE]
                 if self._budget.rows < len(part) or self._budget.bytes <= 0:
-                    return await self._page(at)
-                took = await self._look_up(part)
-                at += took
+                    return self._page(at)
+                at += await self._look_up(part)
                 if len(self._found) == self._wanted.limit:
-                    return await self._page(at if at < self._ranking.count else None)
-            if count >= self._ranking.count:
-                return await self._page(None)
+                    return self._page(at if at < len(best) or len(best) == count else None)
+            if len(best) < count:
+                return self._page(None)
             count *= _RANKED_FACTOR
 
-    async def _page(self, at: int | None) -> Page[Item]:
-        """What was found with its scores, which are of the vectors as they came; and where the next page begins."""
-        path_ids, key_ids = [each[0] for each in self._found], [each[1] for each in self._found]
-        rows = await self._reading.transaction.fetch_all(
-            sql.OF_MODEL, path_ids=path_ids, key_ids=key_ids, model_id=self._model_id
-        )
-        scores: dict[tuple[bytes, bytes], float] = {}
-        assert self._wanted.near is not None  # noqa: S101  for the type checker: it is why this runs
-        for row in rows:
-            await self._reading.pauses.after(len(row.envelope))
-            _, vectors = open_vectors(self._reading.sealer, row.columns, row.envelope, row.member)
-            scores[row.path_id, row.key_id] = max(_score(self._wanted.near, each) for each in vectors)
-        if scores.keys() != self._found.keys():
-            raise IntegrityFailure("vectors of an item were removed, or added in clear, outside the gateway")
-        found = [replace(item, score=scores[place]) for place, item in self._found.items()]
-        found.sort(key=lambda each: each.score or 0.0, reverse=True)
-        return Page(found, None if at is None else (str(at), str(self._offset)))
+    def _page(self, at: int | None) -> Page[Item]:
+        """What was found, the best first; and where the next page begins."""
+        self._found.sort(key=lambda each: each.score or 0.0, reverse=True)
+        return Page(self._found, None if at is None else (str(at), str(self._offset)))
 
     async def _look_up(self, part: Sequence[_Ranked]) -> int:
         """Look at some of the best in their order; returns how many of them were dealt with."""
         rows = await self._reading.rows([*dict.fromkeys(each.place for each in part if each.place not in self._seen)])
         self._budget.rows -= len(rows)
-        for number, ranked in enumerate(part, 1):
-            place = ranked.place
-            if place in self._seen or not self._ranking.is_newest(ranked):
-                continue
-            self._seen.add(place)
-            row = rows.get(place)
-            if row is None:
-                self._ranking.forget(ranked)
-                continue
-            if row.over or row.revision != ranked.entry.revision:
-                continue
-            item = await self._reading.opened(row, self._labels[row.path_id])
-            if self._wanted.filter is not None and not self._wanted.filter.matches(item.value):
-                continue
-            if self._offset:
-                self._offset -= 1
-                continue
-            self._found[place] = item
+        hits: dict[tuple[bytes, bytes], Item] = {}
+        dealt_with = 0
+        for ranked in part:
+            dealt_with += 1
+            item = await self._hit(ranked, rows)
+            if item is not None:
+                hits[ranked.place] = item
+            if len(self._found) + len(hits) == self._wanted.limit or self._budget.bytes <= 0:
+                break
+        if hits:
+            await self._score(hits)
+        return dealt_with
+
+    async def _hit(self, ranked: _Ranked, rows: Mapping[tuple[bytes, bytes], items_sql.ItemRow]) -> Item | None:
+        """The item of a vector, if that is of the item as it is and the search wants it."""
+        if ranked.place in self._seen or not self._ranking.is_newest(ranked):
+            return None
+        self._seen.add(ranked.place)
+        row = rows.get(ranked.place)
+        if row is None or row.revision > ranked.entry.revision:
+            self._ranking.forget(ranked)
+            return None
+        if row.over or row.revision != ranked.entry.revision:
+            return None
+        labels = self._labels[row.path_id]
+        item = await opened_if_wanted(self._reading, self._budget, self._wanted, row, labels)
+        if item is not None and self._offset:
+            self._offset -= 1
+            return None
+        if item is not None:
+            self._reading.show(item, row, keep=self._wanted.refresh)
+        return item
+
+    async def _score(self, hits: Mapping[tuple[bytes, bytes], Item]) -> None:
+        """Add hits with their scores, which are of the vectors as they came."""
+        assert self._wanted.near is not None  # noqa: S101  for the type checker: it is why this runs
+        path_ids, key_ids = zip(*hits, strict=True)
+        rows = await self._reading.transaction.fetch_all(
+            sql.OF_MODEL, path_ids=list(path_ids), key_ids=list(key_ids), model_id=self._model_id
+        )
+        if len(rows) != len(hits):
+            raise IntegrityFailure("vectors of an item were removed, or added in clear, outside the gateway")
+        for row in rows:
             self._budget.bytes -= len(row.envelope)
-            if self._wanted.refresh:
-                self._reading.keep(row)
-            if len(self._found) == self._wanted.limit:
-                return number
-        return len(part)
+            await self._reading.pauses.after(len(row.envelope))
+            _, vectors = open_vectors(self._reading.sealer, row.columns, row.envelope, row.member)
+            score = _score(self._wanted.near, await _best_of(self._wanted.near, vectors))
+            self._found.append(replace(hits[row.path_id, row.key_id], score=score))
+
+
+async def _best_of(near: Near, vectors: list[Vector]) -> Vector:
+    """The best of an item's vectors, as the codes say."""
+    if len(vectors) == 1:
+        return vectors[0]
+    await _load_kernel()
+    query = quantized(near.values)
+    together = bytearray().join(each.codes for each in vectors)
+    dots = await _dots(together, query.codes, 0, len(vectors))
+    score = _METRICS[near.metric]
+    scores = [
+        score(dot * query.scale * each.scale, query.length, each.length)
+        for dot, each in zip(dots, vectors, strict=True)
+    ]
+    return vectors[max(range(len(vectors)), key=scores.__getitem__)]
 
 
 def _score(near: Near, vector: Vector) -> float:

@@ -57,6 +57,24 @@ class Budget:
         return min(self.scan_rows, self.rows, self.bytes) <= 0
 
 
+async def opened_if_wanted(
+    reading: Reading, budget: Budget, wanted: ItemSearch, row: sql.ItemRow, labels: Labels
+) -> Item | None:
+    """Open an item, and give it if the search's filter wants it; what that takes is taken from the budget.
+
+    Raises:
+        IntegrityFailure: It is not as it was put.
+    """
+    item = await reading.opened(row, labels)
+    if wanted.filter is None:
+        budget.bytes -= size_bytes(item)
+        return item
+    filter_bytes = wanted.filter.values * _BYTES_AS_A_VALUE
+    budget.bytes -= size_bytes(item) + filter_bytes
+    await reading.pauses.after(len(item.value.data) + filter_bytes)
+    return item if wanted.filter.matches(item.value) else None
+
+
 async def search(reading: Reading, budget: Budget, wanted: ItemSearch) -> Page[Item]:
     """The items that a search finds.
 
@@ -79,7 +97,6 @@ class _Search:
         self._labels = labels
         self._walk = _Walk(reading.transaction, reading.sealer, labels, _position(wanted.after))
         self._offset = int(wanted.after[-1]) if wanted.after is not None else wanted.offset
-        self._filter_bytes = 0 if wanted.filter is None else wanted.filter.values * _BYTES_AS_A_VALUE
         self._found: list[Item] = []
 
     async def run(self) -> Page[Item]:
@@ -111,24 +128,15 @@ class _Search:
         for each in few:
             self._walk.deal_with([each])
             row = rows[each.path_id, each.key_id]
-            item = await self._reading.opened(row, self._labels[row.path_id])
-            self._budget.bytes -= size_bytes(item) + self._filter_bytes
-            if await self._is_wanted(item):
-                if self._offset:
-                    self._offset -= 1
-                else:
-                    self._found.append(item)
-                    self._reading.show(item, row, keep=self._wanted.refresh)
+            item = await opened_if_wanted(self._reading, self._budget, self._wanted, row, self._labels[row.path_id])
+            if item is not None and self._offset:
+                self._offset -= 1
+            elif item is not None:
+                self._found.append(item)
+                self._reading.show(item, row, keep=self._wanted.refresh)
             if len(self._found) == self._wanted.limit or self._budget.bytes <= 0:
                 return True
         return False
-
-    async def _is_wanted(self, item: Item) -> bool:
-        wanted = self._wanted.filter
-        if wanted is None:
-            return True
-        await self._reading.pauses.after(len(item.value.data) + self._filter_bytes)
-        return wanted.matches(item.value)
 
     def _ended_with(self, last: sql.PlaceRow) -> bool:
         return self._walk.ended and self._walk.is_at(last)

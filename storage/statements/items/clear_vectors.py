@@ -63,8 +63,9 @@ WHERE {_OF} AND path_id = :path_id AND key_id = :key_id AND model_id = :model_id
 """)
         self.count = Statement(
             f"""
-SELECT count(*) FROM stateroom.item_clear_vectors
-WHERE {_OF} AND model_id = :model_id AND path_id = ANY(:path_ids::bytea[])
+SELECT count(*) FROM (
+    SELECT FROM stateroom.item_clear_vectors
+    WHERE {_OF} AND model_id = :model_id AND path_id = ANY(:path_ids::bytea[]) LIMIT :at_most) few
 """,
             int,
         )
@@ -109,7 +110,7 @@ DELETE FROM stateroom.item_clear_vectors WHERE {_OF} AND (path_id, key_id, model
         """The nearest, of all of them compared."""
         near = _NEAR.format(schema=self._schema, cast="", dimensions="")
         order = _ORDERS[metric].format(near=near)
-        return self._nearest(f"{order}, path_id, key_id, number")
+        return self._nearest(f"{order}, path_id, key_id, number", "AND dimensions = :dimensions")
 
     @functools.cache  # noqa: B019  as above, for each number of dimensions that there may be
     def by_index(self, dimensions: int) -> Statement[ClearHit]:

@@ -8,7 +8,7 @@ import pytest
 
 from storage.control.features import ITEMS
 from storage.encoding import encode_msgpack
-from storage.errors import IntegrityFailure, ItemIndexTooLarge, ItemMoved, ItemNotFound, LimitExceeded, NotFound
+from storage.errors import IntegrityFailure, ItemIndexTooLarge, ItemModelsExceeded, ItemMoved, ItemNotFound, NotFound
 from storage.format.items.vectors import quantized
 from storage.items import filters
 from storage.items.finding.index import INDEX_SECONDS, Indexes
@@ -16,7 +16,7 @@ from storage.items.finding.nearest import BESIDE_BYTES_MIN, nearest
 from storage.items.finding.searching import Budget
 from storage.items.model import Batch, ItemName, ItemSearch, ItemWrite, ModelVectors, Near, Written
 from storage.items.reading import Reading
-from storage.model import Value
+from storage.model import Idempotency, Value
 from storage.scope import ClientShare, Scope
 from tests.support.archive_rows import opened
 from tests.support.features import switch_on
@@ -269,7 +269,7 @@ async def test_indexes_give_way_when_all_together_are_too_large(database, root_k
 async def test_an_item_has_vectors_by_so_many_models_and_one_more_fails_alone(store, scope):
     await write(store, scope, put("a", unit(0.0), model="m0"), put("b"))
     outcomes = await write(store, scope, *(give("a", unit(0.1), model=f"m{number}") for number in range(1, 10)))
-    assert [type(each) is LimitExceeded for each in outcomes] == [False] * 7 + [True] * 2
+    assert [type(each) is ItemModelsExceeded for each in outcomes] == [False] * 7 + [True] * 2
     assert await write(store, scope, give("a", unit(0.2), model="m3")) == [Written("indexed", 1)]
     assert await found(store, scope, unit(0.0), model="m7") == ["a"]
     assert await found(store, scope, unit(0.0), model="m8") == []
@@ -279,3 +279,49 @@ async def test_an_item_has_vectors_by_so_many_models_and_one_more_fails_alone(st
     assert await found(store, scope, unit(0.0), model="m7") == []
     assert await found(store, scope, unit(0.0), model="m8") == ["a"]
     assert (await store.verification.subject(scope)).findings == []
+
+
+async def test_models_that_nobody_has_vectors_by_take_no_more_memory_than_there_is_for_all(database, root_key, scope):
+    async with opened(database, root_key) as store:
+        await switch_on(store, ITEMS)
+        store.items.indexes = Indexes(bytes_max=100_000)
+        await write(store, scope, put("a", unit(0.0)), *(put("a", path=("p", str(n))) for n in range(20)))
+        for number in range(60):
+            assert await found(store, scope, unit(0.0), model=f"model-{number}") == []
+        assert 0 < store.items.indexes.size_bytes <= 100_000
+        assert len(store.items.indexes._indexes) < 10
+        assert await found(store, scope, unit(0.0)) == ["a"]
+        store.items.indexes.forget(scope)
+        assert store.items.indexes.size_bytes == 0
+
+
+async def test_what_a_search_by_meaning_opens_is_bounded_as_that_of_any(store, scope):
+    large = {"text": "x" * 200_000}
+    await write(store, scope, *(put(f"k{n}", unit(n / 1000), value=large) for n in range(100)))
+    pages, shown, after = 0, [], None
+    while pages == 0 or after is not None:
+        page = await find(store, scope, unit(0), limit=1000, after=after)
+        pages, after = pages + 1, page.after
+        shown += [each.name.key for each in page.items]
+    assert shown == [f"k{n}" for n in range(100)]
+    assert pages == 2
+    pages, after = 0, None
+    while pages == 0 or after is not None:  # what its filter turns away was opened, too
+        page = await find(store, scope, unit(0), limit=1000, after=after, filter={"text": "y"})
+        pages, after = pages + 1, page.after
+        assert page.items == []
+    assert pages == 2
+
+
+async def test_a_repeated_request_tells_again_that_an_item_has_too_many_models(store, scope):
+    await write(store, scope, put("a", unit(0.0), model="m0"))
+    batch = Batch(writes=[give("a", unit(0.1), model=f"m{number}") for number in range(1, 10)])
+    told = [await store.items.run(scope, batch, idempotency=Idempotency("k", b"d" * 32)) for _ in range(2)]
+    for results in told:
+        assert [type(each) for each in results.writes] == [Written] * 7 + [ItemModelsExceeded] * 2
+
+
+async def test_vectors_for_an_item_of_a_subject_without_any_are_refused_as_anywhere(store, scope):
+    assert [type(each) for each in await write(store, scope, give("a", unit(0.0)))] == [ItemNotFound]
+    atomic = Batch(writes=[give("a", unit(0.0)), delete("b")], atomic=True)
+    assert [type(each) for each in (await store.items.run(scope, atomic)).writes] == [ItemNotFound, type(None)]

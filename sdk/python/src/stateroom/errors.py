@@ -236,6 +236,10 @@ class ItemExists(ItemMoved):
     """There is such an item, and none was to be there; ``revision`` is its own."""
 
 
+class ItemModelsExceeded(Conflict):
+    """The item would have vectors by more models than it may; put it again with those that are needed."""
+
+
 class ItemPathsExceeded(Conflict):
     """The subject has as many paths of items as it may."""
 
