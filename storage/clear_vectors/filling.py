@@ -30,7 +30,8 @@ from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope, TenantScope
 from storage.statements.items import clear_filling as sql
 from storage.statements.items import clear_vectors as clear_sql
-from storage.statements.items.resealing import LOCK_PATHS, VECTORS
+from storage.statements.items.paths import LOCK_PATHS
+from storage.statements.items.resealing import VECTORS
 from storage.statements.keys.shred import SUBJECTS_AFTER
 from storage.statements.rules import vector_policies as policies_sql
 
@@ -163,7 +164,7 @@ class _Subject:
             await self._access.check_keys_in(transaction, scope, sealer)
             places = await transaction.fetch_all(sql.PLACES_AFTER, page_rows=PAGE_ROWS, **msgspec.structs.asdict(at))
             if places:
-                await transaction.run(LOCK_PATHS, path_ids=sorted({each.path_id for each in places}))
+                await transaction.fetch_all(LOCK_PATHS, path_ids=sorted({each.path_id for each in places}))
                 await put(transaction, self._schema, await _opened(transaction, sealer, places))
                 last = places[-1]
                 position = _position("walk", before, last.path_id.hex(), last.key_id.hex(), last.model_id.hex())

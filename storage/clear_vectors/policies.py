@@ -57,21 +57,21 @@ class VectorPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class VectorsNow:
     """Where a tenant's vectors are, as a transaction finds it.
 
     Attributes:
         clear: Whether they are put in clear.
         complete: Whether all of them are there, so that searches may look there.
         schema: Where the table's extension is; None: there is no table.
-        said: Whether the tenant says anything; if not, there can be nothing in it.
+        has_policy: Whether the tenant says anything; if not, there can be nothing in it.
         damaged: Whether what it says was written or edited outside the gateway.
     """
 
     clear: bool = False
     complete: bool = False
     schema: str | None = None
-    said: bool = True
+    has_policy: bool = True
     damaged: bool = False
 
     def required(self) -> str:
@@ -85,15 +85,15 @@ class Held:
         return self.schema
 
 
-async def held(transaction: Transaction, control: ControlRows, tenant_id: UUID) -> Held:
+async def vectors_now(transaction: Transaction, control: ControlRows, tenant_id: UUID) -> VectorsNow:
     """Where a tenant's vectors are; `ControlRows.ready_to_check` came before, outside of the transaction."""
     now = await transaction.fetch_only(sql.NOW)
     if now.policy is None:
-        return Held(schema=now.extension_schema, said=False)
+        return VectorsNow(schema=now.extension_schema, has_policy=False)
     damaged = not control.is_sound(_row(tenant_id, now.policy), proof_of(now.policy))
     if damaged or now.policy.vectors != "clear":
-        return Held(schema=now.extension_schema, damaged=damaged)
-    return Held(True, now.policy.complete, now.extension_schema)
+        return VectorsNow(schema=now.extension_schema, damaged=damaged)
+    return VectorsNow(True, now.policy.complete, now.extension_schema)
 
 
 async def table(transaction: Transaction) -> str | None:

@@ -87,7 +87,7 @@ async def _items(transaction: Transaction, sealer: Sealer, places: Sequence[sql.
     again = [(row, envelope) async for row, envelope in _again(sealer, rows, _item_again)]
     if not again:
         return 0
-    await transaction.run(sql.LOCK_PATHS, path_ids=sorted({*path_ids}))
+    await transaction.fetch_all(paths_sql.LOCK_PATHS, path_ids=sorted({*path_ids}))
     named = ("path_id", "key_id", "revision")
     await transaction.run_many(sql.RESEAL_ITEMS, [_replaced(row, envelope, named) for row, envelope in again])
     return len(again)
@@ -100,7 +100,7 @@ async def _vectors(transaction: Transaction, sealer: Sealer, places: Sequence[sq
     again = [(row, envelope) async for row, envelope in _again(sealer, rows, _vectors_again)]
     if not again:
         return 0
-    await transaction.run(sql.LOCK_PATHS, path_ids=sorted({*path_ids}))
+    await transaction.fetch_all(paths_sql.LOCK_PATHS, path_ids=sorted({*path_ids}))
     named = ("path_id", "key_id", "model_id", "sequence")
     await transaction.run_many(sql.RESEAL_VECTORS, [_replaced(row, envelope, named) for row, envelope in again])
     return len(again)

@@ -120,13 +120,13 @@ class VectorWrites:
 
     async def _in_clear(self, gone: Sequence[Place]) -> None:
         """Do the same with what is in clear; what is under a client's share never is."""
-        held = await policies.held(self._transaction, self._control, self._scope.tenant_id)
-        if held.said and held.schema is not None:
-            await rows.delete(self._transaction, held.schema, gone)
-        if held.clear and self._new:
+        now = await policies.vectors_now(self._transaction, self._control, self._scope.tenant_id)
+        if now.has_policy and now.schema is not None:
+            await rows.delete(self._transaction, now.schema, gone)
+        if now.clear and self._new:
             given = (each for by_model in self._new.values() for each in by_model.values())
             written = [(columns, vectors.vectors) for columns, vectors in given]
-            await rows.put(self._transaction, held.required(), written)
+            await rows.put(self._transaction, now.required(), written)
 
 
 async def remove_vectors(

@@ -16,7 +16,7 @@ from crypto import KeyDestroyed, Sealer
 from storage.access.access import Access
 from storage.access.idempotency import claim, keep, replayed, settle
 from storage.access.storing import Beside
-from storage.clear_vectors.policies import held
+from storage.clear_vectors.policies import vectors_now
 from storage.clock import Clock
 from storage.control.features import ITEMS, Features
 from storage.errors import (
@@ -196,7 +196,7 @@ class Items:
         if wanted.near is None:
             return await search(reading, budget, wanted)
         if not reading.sealer.shared:  # what is under a client's share is never in clear
-            in_clear = await held(reading.transaction, self._access.control, scope.tenant_id)
+            in_clear = await vectors_now(reading.transaction, self._access.control, scope.tenant_id)
             if in_clear.clear and in_clear.required() and in_clear.complete:
                 return await nearest_in_clear(reading, in_clear.required(), budget, wanted)
         return await nearest(reading, scope, self.indexes, budget, wanted)

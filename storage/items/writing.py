@@ -45,12 +45,11 @@ Outcome = Written | StorageError
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
-    """What is under a name, as the writes of the request find it one after the other."""
+class _Living:
+    """What lives under a name, as the writes of the request find it one after the other."""
 
     revision: int
     created_at: datetime
-    over: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ class Writing:
         self._sealer = sealer
         self._paths: dict[bytes, LockedPath] = {}
         self._rows: dict[Place, sql.FoundRow] = {}
-        self._stored: dict[Place, _Stored | None] = {}
+        self._living: dict[Place, _Living | None] = {}
         self._final: dict[Place, _Put | None] = {}
         self._vectors = VectorWrites(transaction, sealer, access.control, scope)
         self._held: bool | None = None
@@ -100,7 +99,7 @@ class Writing:
         rows = await self._transaction.fetch_all(sql.FOUND, path_ids=list(path_ids), key_ids=list(key_ids))
         self._access.check_keys(self._scope, self._sealer, rows[0].keys_hash)
         self._rows = {(row.path_id, row.key_id): row for row in rows}
-        self._stored = {place: _stored(row) for place, row in self._rows.items()}
+        self._living = {place: _living_in(row) for place, row in self._rows.items()}
         await self._refuse_strays()
         await self._vectors.look(place for place, row in self._rows.items() if row.indexed)
         await self._check_revisions(
@@ -179,8 +178,7 @@ class Writing:
     # --- one write ---------------------------------------------------------------------------------------------------
 
     def _put(self, place: Place, write: ItemWrite, now: datetime) -> Outcome:
-        stored = self._stored[place]
-        living = stored if stored is not None and not stored.over else None
+        living = self._living[place]
         refusal = _refusal(write, living) or (self._hold() if self._rows[place].revision is not None else None)
         if refusal is not None:
             return refusal
@@ -193,12 +191,11 @@ class Writing:
         record = ItemRecord(write.name.key, write.value.encoding, write.value.data)
         self._final[place] = _Put(columns, expires_at, record)
         self._vectors.put(place, path.sequence, path.sequence, write.vectors)
-        self._stored[place] = _Stored(path.sequence, created_at, over=False)
+        self._living[place] = _Living(path.sequence, created_at)
         return Written("created" if living is None else "replaced", path.sequence, created_at, now, expires_at)
 
     def _deleted(self, place: Place, write: ItemWrite) -> Outcome:
-        stored = self._stored[place]
-        living = stored if stored is not None and not stored.over else None
+        living = self._living[place]
         refusal = _refusal(write, living)
         if refusal is not None:
             return refusal
@@ -209,12 +206,11 @@ class Writing:
         self._paths[place[0]].sequence += 1
         self._final[place] = None
         self._vectors.delete(place)
-        self._stored[place] = None
+        self._living[place] = None
         return Written("deleted")
 
     def _indexed(self, place: Place, write: ItemWrite) -> Outcome:
-        stored = self._stored[place]
-        living = stored if stored is not None and not stored.over else None
+        living = self._living[place]
         refusal = _refusal(write, living)
         if refusal is not None:
             return refusal
@@ -266,13 +262,13 @@ class Writing:
             await self._transaction.run(BEGIN_ROUNDS, owner=self._scope.tenant_id)
 
 
-def _stored(row: sql.FoundRow) -> _Stored | None:
-    if row.revision is None or row.created_at is None:
+def _living_in(row: sql.FoundRow) -> _Living | None:
+    if row.revision is None or row.created_at is None or row.over:
         return None
-    return _Stored(row.revision, row.created_at, bool(row.over))
+    return _Living(row.revision, row.created_at)
 
 
-def _refusal(write: ItemWrite, living: _Stored | None) -> StorageError | None:
+def _refusal(write: ItemWrite, living: _Living | None) -> StorageError | None:
     """Why a write does not happen, as far as its condition says."""
     if write.if_absent and living is not None:
         return ItemExists(living.revision)

@@ -18,7 +18,7 @@ from crypto import Sealer
 from storage.access.access import Access
 from storage.administration.audit import Audit
 from storage.clear_vectors import rows as clear_rows
-from storage.clear_vectors.policies import Held, held
+from storage.clear_vectors.policies import VectorsNow, vectors_now
 from storage.concurrency.turns import Pauses
 from storage.control.features import ITEMS
 from storage.errors import ImportConflict, IntegrityFailure, InvalidState, LegalHold, LimitExceeded
@@ -336,7 +336,7 @@ class _Settling:
         self._stored_items, self._stored_vectors = LiveSet(), LiveSet()
         self._raised_by: int | None = None
         self._ends = False
-        self._in_clear = Held()
+        self._in_clear = VectorsNow()
         self._pauses = Pauses()
         self._arrived = Arrived()
 
@@ -345,7 +345,7 @@ class _Settling:
         scope, named = self._staged.scope, self._path.path_id
         await self._access.check_keys_in(self._transaction, scope, self._sealer)
         if self._staged.vectors.count and not self._sealer.shared:
-            self._in_clear = await held(self._transaction, self._access.control, scope.tenant_id)
+            self._in_clear = await vectors_now(self._transaction, self._access.control, scope.tenant_id)
         locked = await lock_paths(self._transaction, self._sealer, [named], holds_lock(scope.tenant_id))
         if named not in locked:
             locked = await add_paths(self._transaction, self._sealer, {named: self._staged.labels})

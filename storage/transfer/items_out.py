@@ -39,9 +39,11 @@ from storage.items.model import Labels
 from storage.items.paths import check_scope
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import ClientShare, Scope
-from storage.statements.items import exporting as sql
+from storage.statements.items import items as sql
 from storage.statements.items import paths as paths_sql
+from storage.statements.items import verifying as verifying_sql
 from storage.statements.items.vectors import VectorsRow
+from storage.statements.items.verifying import WholePathRow
 from storage.transfer.items_rows import each_item, each_vectors
 from storage.transfer.spool import Spool
 
@@ -78,7 +80,7 @@ class _SpooledPath:
     """
 
     sealer: Sealer
-    row: sql.ExportedPath
+    row: WholePathRow
     labels: Labels
     expected: PathSeal
     found: PathSeal = field(default_factory=PathSeal)
@@ -89,7 +91,7 @@ class _SpooledPath:
     _vectors_keys: bytearray = field(default_factory=bytearray)
     _vectors_places: "array[int]" = field(default_factory=lambda: array("q"))
 
-    def add(self, item: sql.ExportedItem) -> None:
+    def add(self, item: sql.ItemRow) -> None:
         """Add an item, whatever its revision is."""
         self._revisions.append(item.revision)
         self._places.append(self.items.add(*msgspec.structs.astuple(item)))
@@ -260,7 +262,7 @@ class ItemsOut:
         async def attempt(sealer: Sealer) -> _SpooledPath:
             async with self._access.unit_of_work.snapshot(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
-                row = await transaction.fetch_one(sql.EXPORTED_PATH, path_id=path_id)
+                row = await transaction.fetch_one(verifying_sql.PATH, path_id=path_id)
                 if row is None:
                     raise NotFound
                 own = sealer if row.share_check is not None else sealer.without_share
@@ -308,10 +310,10 @@ class ItemsOut:
         beginning = PathRecord(scope.subject_id, [*spooled.labels], row.share_check is not None, row.sequence)
         yield path.out(encode(beginning))
         for place in spooled.by_revision():
-            item = sql.ExportedItem(*spooled.items.get(place))
+            item = sql.ItemRow(*spooled.items.get(place))
             await path.pauses.after(len(item.envelope))
             try:
-                record = open_item(spooled.sealer, item.columns(row.path_id), item.envelope, item.member)
+                record = open_item(spooled.sealer, item.columns, item.envelope, item.member)
             except IntegrityFailure:
                 self._access.found_damage()
                 path.left.damaged.append(f"{path.name}/{item.key_id.hex()}")
@@ -340,7 +342,7 @@ class ItemsOut:
             path.left.damaged.append(f"{path.name}/vectors")
             path.vectors_damaged += max(1, apart)
 
-    async def _vectors(self, path: _Emission, item: sql.ExportedItem) -> AsyncIterator[bytes]:
+    async def _vectors(self, path: _Emission, item: sql.ItemRow) -> AsyncIterator[bytes]:
         """An item's vectors in the order of their models, whose names only the opened rows know."""
         with Spool() as opened:
             order: list[tuple[str, int, int]] = []
@@ -361,7 +363,7 @@ class ItemsOut:
                 yield path.out(opened.get(place)[0])
 
 
-def _opened(sealer: Sealer, row: VectorsRow, item: sql.ExportedItem) -> OpenedVectors:
+def _opened(sealer: Sealer, row: VectorsRow, item: sql.ItemRow) -> OpenedVectors:
     if row.revision != item.revision:
         raise IntegrityFailure  # those of another state of the item were taken away by its put
     return open_vectors(sealer, row.columns, row.envelope, row.member)

@@ -18,7 +18,7 @@ from storage.format.items.seals import PathSeal, item_mac
 from storage.format.items.vectors import open_vectors, vectors_mac
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import ClientShare, Scope
-from storage.statements.items import exporting as sql
+from storage.statements.items import items as sql
 from storage.statements.items import verifying as verifying_sql
 from storage.statements.items.vectors import VectorsRow
 
@@ -27,11 +27,11 @@ _ITEM_ROWS: Final = 32
 _VECTORS_ROWS: Final = 8
 
 
-async def each_item(transaction: Transaction, path_id: bytes) -> AsyncIterator[sql.ExportedItem]:
+async def each_item(transaction: Transaction, path_id: bytes) -> AsyncIterator[sql.ItemRow]:
     """The items of a path in the order of their keys' names, those that are over, too."""
     after = b""
     while True:
-        rows = await transaction.fetch_all(sql.ITEMS_AFTER, path_id=path_id, key_id=after, page_rows=_ITEM_ROWS)
+        rows = await transaction.fetch_all(sql.OF_PATH, of_path=path_id, key_id=after, page_rows=_ITEM_ROWS)
         for row in rows:
             after = row.key_id
             yield row
@@ -83,7 +83,7 @@ async def reads_back(access: Access, scope: Scope, share: ClientShare | None, pa
     async def attempt(sealer: Sealer) -> bool:
         async with access.unit_of_work.snapshot(scope) as transaction:
             await access.check_keys_in(transaction, scope, sealer)
-            row = await transaction.fetch_one(sql.EXPORTED_PATH, path_id=path.path_id)
+            row = await transaction.fetch_one(verifying_sql.PATH, path_id=path.path_id)
             if row is None or row.sequence != path.sequence:
                 return False
             if PathSeal.open(sealer, row.path_id, row.share_check, row.sequence, row.seal) != path.seal:
@@ -100,7 +100,7 @@ async def _opened(transaction: Transaction, sealer: Sealer, path: StoredPath) ->
     async for item in each_item(transaction, path.path_id):
         if item.revision > path.before:
             await pauses.after(len(item.envelope))
-            open_item(sealer, item.columns(path.path_id), item.envelope, item.member)
+            open_item(sealer, item.columns, item.envelope, item.member)
             items = items.add(item_mac(sealer, path.path_id, item.key_id, item.member))
     async for row in each_vectors(transaction, path.path_id):
         if row.sequence > path.before:

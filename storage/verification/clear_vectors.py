@@ -7,7 +7,7 @@ of what is not there. So what counts is what the sealed rows say, and here is to
 from collections.abc import AsyncIterator
 from typing import Final
 
-from storage.clear_vectors.policies import Held
+from storage.clear_vectors.policies import VectorsNow
 from storage.format.items.vectors import VectorColumns
 from storage.postgres.unit_of_work import Transaction
 from storage.statements.items import clear_vectors as sql
@@ -22,11 +22,11 @@ class ClearPath:
         wrong: How many rows are not as the sealed ones are, so far.
     """
 
-    def __init__(self, transaction: Transaction, held: Held, path_id: bytes, *, opened: bool) -> None:
-        self._held = held
+    def __init__(self, transaction: Transaction, now: VectorsNow, path_id: bytes, *, opened: bool) -> None:
+        self._now = now
         self._opened = opened
         # What a tenant said last may not be done yet; of one whose word is damaged nothing is known.
-        self._compared = held.schema is not None and not held.damaged and (held.clear or not held.said)
+        self._compared = now.schema is not None and not now.damaged and (now.clear or not now.has_policy)
         self._rows = self._walk(transaction, path_id)
         self._next: sql.ClearRows | None = None
         self._begun = False
@@ -34,9 +34,9 @@ class ClearPath:
 
     async def _walk(self, transaction: Transaction, path_id: bytes) -> AsyncIterator[sql.ClearRows]:
         after = (b"", b"")
-        while self._held.schema is not None:
+        while self._now.schema is not None:
             rows = await transaction.fetch_all(
-                sql.of(self._held.schema).of_path,
+                sql.of(self._now.schema).of_path,
                 path_id=path_id,
                 key_id=after[0],
                 model_id=after[1],
@@ -63,10 +63,10 @@ class ClearPath:
             self.wrong += 1
             await self._move()
         if self._next is None or (self._next.key_id, self._next.model_id) != place:
-            self.wrong += self._held.clear and self._held.complete and self._opened
+            self.wrong += self._now.clear and self._now.complete and self._opened
             return
         same = (self._next.revision, self._next.sequence, self._next.numbers) == (row.revision, row.sequence, numbers)
-        self.wrong += not (same and self._held.clear and self._opened)
+        self.wrong += not (same and self._now.clear and self._opened)
         await self._move()
 
     async def end(self) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 
 from crypto import KeyDestroyed, Sealer
 from storage.access.sealing import Sealing
-from storage.clear_vectors.policies import Held, held
+from storage.clear_vectors.policies import VectorsNow, vectors_now
 from storage.concurrency.turns import Pauses
 from storage.errors import IntegrityFailure
 from storage.format.chain import LiveSet
@@ -51,7 +51,7 @@ async def verify_items(access: Sealing, scope: Scope, sealer: Sealer, report: Re
     if report.items_after is None:
         async with access.unit_of_work.snapshot(scope) as transaction:
             await access.check_keys_in(transaction, scope, sealer)
-            in_clear = await held(transaction, access.control, scope.tenant_id)
+            in_clear = await vectors_now(transaction, access.control, scope.tenant_id)
             await _Verifier(transaction, sealer, report, in_clear).scope()
         report.items_after = ""
     while True:
@@ -60,7 +60,7 @@ async def verify_items(access: Sealing, scope: Scope, sealer: Sealer, report: Re
             path_id = await transaction.fetch_one(sql.NEXT_PATH, path_id=bytes.fromhex(report.items_after))
             if path_id is None:
                 return True
-            in_clear = await held(transaction, access.control, scope.tenant_id)
+            in_clear = await vectors_now(transaction, access.control, scope.tenant_id)
             await _Verifier(transaction, sealer, report, in_clear).path(path_id)
         report.items_after = path_id.hex()
         if time.monotonic() > until or len(report.findings) >= FINDINGS_MAX:
@@ -70,7 +70,7 @@ async def verify_items(access: Sealing, scope: Scope, sealer: Sealer, report: Re
 class _Verifier:
     """A subject's set of paths, or one path, in one snapshot."""
 
-    def __init__(self, transaction: Transaction, sealer: Sealer, report: Report, in_clear: Held) -> None:
+    def __init__(self, transaction: Transaction, sealer: Sealer, report: Report, in_clear: VectorsNow) -> None:
         self._in_clear = in_clear
         self._transaction = transaction
         self._sealer = sealer
@@ -119,7 +119,7 @@ class _Verifier:
         if self._in_clear.schema is None or self._in_clear.damaged:
             return
         statements = clear_sql.of(self._in_clear.schema)
-        if not self._in_clear.said:
+        if not self._in_clear.has_policy:
             if await self._transaction.fetch_only(statements.any):
                 self._find("item-clear-vectors", "vectors are in clear, and the tenant does not say that they may be")
         elif self._in_clear.clear and await self._transaction.fetch_only(statements.strays):
@@ -210,7 +210,7 @@ class _Verifier:
             if len(rows) < page_rows:
                 break
         await in_clear.end()
-        if in_clear.wrong and self._in_clear.said:
+        if in_clear.wrong and self._in_clear.has_policy:
             detail = f"path {path_id.hex()}: {in_clear.wrong} rows of vectors in clear are not as the sealed ones"
             self._find("item-clear-vectors", detail)
         return counted

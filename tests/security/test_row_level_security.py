@@ -376,7 +376,6 @@ READS = {
     "artifacts.DROP_REFS": {"thread_id": "blobs"},
     "artifacts.LOCK_OF_THREAD": {"thread_id": "blobs"},
     "items.PLACES": {"updated_at": None, "path_id": b"", "key_id": b"", "page_rows": 10},
-    "items.ALL_AFTER": {"path_id": b"", "key_id": b"", "page_rows": 10},
     "paths.SCOPE": {},
     "paths.LOCK_SCOPE": {},
     "paths.LABELS_AFTER": {"path_id": b"", "page_rows": 10},

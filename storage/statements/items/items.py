@@ -188,14 +188,6 @@ ORDER BY i.key_id LIMIT :page_rows FOR UPDATE
 
 # --- the walks of verification, rotation and export ------------------------------------------------------------------
 
-ALL_AFTER = Statement(
-    f"""
-SELECT {_ITEM} FROM stateroom.items i
-WHERE i.tenant_id = :tenant_id AND i.subject_id = :subject_id AND (i.path_id, i.key_id) > (:path_id, :key_id)
-ORDER BY i.path_id, i.key_id LIMIT :page_rows
-""",
-    ItemRow,
-)
 # Those of one path in the order of their keys, with and without what only its client opens.
 OF_PATH = Statement(
     f"""

@@ -38,6 +38,7 @@ class LabelsRow(msgspec.Struct, frozen=True):
     labels: bytes
 
 
+# One order for everybody who locks several.
 LOCK_PATHS = Statement(
     """
 SELECT path_id, share_check, sequence, seal FROM stateroom.item_paths

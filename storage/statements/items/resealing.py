@@ -70,12 +70,6 @@ WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND path_id = :path_id
   AND model_id = :model_id AND sequence = :sequence AND envelope = :before
 """)
 
-# One order for everybody who locks several.
-LOCK_PATHS = Statement("""
-SELECT path_id FROM stateroom.item_paths
-WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND path_id = ANY(:path_ids::bytea[])
-ORDER BY path_id FOR UPDATE
-""")
 LOCK_STALE_PATHS = Statement(
     f"""
 SELECT path_id, share_check, sequence, seal, CASE WHEN share_check IS NULL AND {_other("labels")} THEN labels END

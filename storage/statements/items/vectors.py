@@ -93,15 +93,3 @@ WHERE v.bytes_before < :path_bytes
 """,
     VectorsRow,
 )
-
-# --- the walks of verification, rotation and export ------------------------------------------------------------------
-
-ALL_VECTORS_AFTER = Statement(
-    f"""
-SELECT {columns(VectorsRow)} FROM stateroom.item_vectors
-WHERE tenant_id = :tenant_id AND subject_id = :subject_id
-  AND (path_id, key_id, model_id) > (:path_id, :key_id, :model_id)
-ORDER BY path_id, key_id, model_id LIMIT :page_rows
-""",
-    VectorsRow,
-)

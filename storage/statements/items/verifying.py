@@ -11,7 +11,7 @@ class WholePathRow(PathRow, frozen=True):
     labels: bytes
 
 
-# The next name of a path of which there is anything, be it its row or items without one.
+# The next name of a path of which there is anything, be it its row, or items or vectors without one.
 NEXT_PATH = Statement(
     """
 SELECT path_id FROM (
@@ -20,6 +20,10 @@ SELECT path_id FROM (
     UNION ALL
     (SELECT path_id FROM stateroom.items
     WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND path_id > :path_id ORDER BY path_id, key_id LIMIT 1)
+    UNION ALL
+    (SELECT path_id FROM stateroom.item_vectors
+    WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND path_id > :path_id
+    ORDER BY path_id, key_id, model_id LIMIT 1)
 ) found ORDER BY path_id LIMIT 1
 """,
     bytes,

@@ -11,7 +11,7 @@ from storage.encoding import encode_msgpack
 from storage.errors import NotFound
 from storage.items.resealing import BATCH_BYTES_MAX, BATCH_ROWS, ItemPosition, reseal_items
 from storage.scope import TenantScope
-from storage.statements.items import resealing as sql
+from storage.statements.items import paths as paths_sql
 from tests.support.archive_rows import opened
 from tests.support.features import switch_on
 from tests.support.interleaving import Gate, SteeredUnitOfWork, parts_of
@@ -143,7 +143,7 @@ async def test_a_put_at_the_same_moment_wins_over_sealing_again(store, scope, ad
     await write(store, scope, put("a", {"n": 1}))
     old = await rows(admin, scope, "items")
     await store.rotation.rotate_subject(scope, ACTOR)
-    gate = Gate(sql.LOCK_PATHS)
+    gate = Gate(paths_sql.LOCK_PATHS)
     access = Access(parts_of(store, SteeredUnitOfWork(store._engine, {}, gate)))
 
     async def attempt(sealer):

@@ -188,6 +188,9 @@ async def test_a_path_that_was_removed_with_all_that_is_in_it_is_found(store, fi
     await restore(admin, filled, "item_paths", paths[1:])
     items = await rows(admin, filled, "items")
     await restore(admin, filled, "items", [row for row in items if row["path_id"] != gone["path_id"]])
+    assert await codes(store, filled) == ["item-paths", "item-path"]  # its vectors are still there
+    vectors = await rows(admin, filled, "item_vectors")
+    await restore(admin, filled, "item_vectors", [row for row in vectors if row["path_id"] != gone["path_id"]])
     assert await codes(store, filled) == ["item-paths"]
 
 
