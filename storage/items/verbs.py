@@ -181,17 +181,6 @@ class Items:
         self.indexes.forget_old()
         await self.keeping.flush()
 
-    async def get(self, scope: Scope, batch: Batch, *, share: ClientShare | None = None) -> Item:
-        """The only item of a batch.
-
-        Raises:
-            ItemNotFound: There is none, or it is over.
-        """
-        (item,) = (await self.run(scope, batch, share=share)).gets
-        if item is None:
-            raise ItemNotFound
-        return item
-
     async def _search(self, scope: Scope, reading: Reading, budget: Budget, wanted: ItemSearch) -> Page[Item]:
         if wanted.near is None:
             return await search(reading, budget, wanted)

@@ -79,6 +79,38 @@ async def test_a_fact_that_somebody_else_changed_refuses_the_last_save_and_is_to
     assert "you believed: Ada is vegan; now it is: Ada eats fish" in (await thread.resume_context()).text()
 
 
+async def test_what_a_thread_itself_remembered_is_no_conflict_and_it_may_complete_again(client, thread):
+    await client.items.put(("facts",), "diet", {"text": "Ada is vegan"})
+    held = Fact.of(await client.items.get(("facts",), "diet"))
+    held.keep, held.text = True, "Ada is vegan and sleeps late"
+    await thread.complete(state(facts=[held, Fact(text="it rains", key="weather", keep=True)]))
+    context = await thread.resume_context()
+    assert context.changes == []
+    assert [each.revision for each in context.facts] == [
+        each.revision for each in [await client.items.get(("facts",), key) for key in ("diet", "weather")]
+    ]
+    await thread.complete(state(facts=context.facts))
+    assert (await thread.resume_context()).conflicts == []
+    await client.items.put(("facts",), "weather", {"text": "the sun shines"})  # what was never read is compared, too
+    (conflict,) = (await thread.resume_context()).conflicts
+    assert (conflict.kind, conflict.fact.key, conflict.item.value["text"]) == ("changed", "weather", "the sun shines")
+
+
+async def test_more_facts_than_are_compared_are_told_as_left_out(client, thread):
+    facts = [Fact(text=f"fact {number}", key=f"k{number}", revision=1) for number in range(130)]
+    await thread.save(state(facts=facts))
+    context = await thread.resume_context()
+    assert len(context.facts) == 130
+    assert [each.kind for each in context.changes] == ["gone"] * 99
+    assert "facts" in context.left_out
+
+
+async def test_a_completion_takes_what_a_context_takes_for_facts(client, thread_id):
+    thread = client.thread(thread_id)
+    await thread.complete({"facts": ["a text", {"text": "b", "key": "k", "keep": True}, 7]})
+    assert [each.key async for each in client.items.search(("facts",))] == ["k"]
+
+
 async def test_what_was_taken_back_and_what_others_learned_since_is_told(client, thread):
     await client.items.put(("facts",), "gate", {"text": "the gate is 7"})
     await thread.save(state(facts=[Fact.of(await client.items.get(("facts",), "gate"))]))

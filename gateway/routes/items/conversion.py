@@ -5,7 +5,7 @@ Owns the checks of a body that its shape cannot say. A write whose value cannot 
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgpack
 import msgspec
@@ -15,6 +15,7 @@ from gateway.admission import limits
 from gateway.admission.slices import Work
 from gateway.bodies.codec import value_in, value_out
 from gateway.bodies.scanning import Format
+from gateway.http.cursors import ListCursor
 from gateway.http.exchange import Exchange
 from gateway.problems import InvalidRequest, describe, pointer
 from gateway.routing.operations import Call
@@ -35,6 +36,8 @@ _ENVELOPE_BYTES = 512  # what an item that is shown takes at most beside its val
 _ESCAPED = 6  # what a character of a name takes at most
 _FLOAT_BYTES = 4
 _FLOAT_MAX = 3.4e38
+# Opens the cursor of a search: as it was sent, where it stands, and what it is about.
+CursorOf = Callable[..., ListCursor]
 _MAPS = {0xDE, 0xDF}
 
 
@@ -107,13 +110,13 @@ class _Slice:
 
 
 def searches_in(
-    exchange_format: Format, sent: list[searches.ItemSearch], afters: list[tuple[str, ...] | None]
-) -> Work[list[model.ItemSearch]]:
-    """The searches of a body, and where each of them goes on."""
+    exchange_format: Format, sent: list[searches.ItemSearch], cursor_of: CursorOf
+) -> Work[list[tuple[model.ItemSearch, ListCursor]]]:
+    """The searches of a body, each with its cursor."""
     made = []
     part = _Slice()
-    for number, (each, after) in enumerate(zip(sent, afters, strict=True)):
-        made.append(search_in(exchange_format, each, after, pointer("searches", number)))
+    for number, each in enumerate(sent):
+        made.append(search_in(exchange_format, each, cursor_of, pointer("searches", number)))
         if part.is_full_after(ITEM_FILTER_BYTES_MAX):
             yield
     return made
@@ -129,18 +132,20 @@ def vectors_in(sent: list[items.ItemVectors], where: str) -> Work[tuple[model.Mo
     made: list[model.ModelVectors] = []
     for number, each in enumerate(sent):
         here = f"{where}/{number}"
-        given = [numbers_in(vector, f"{here}/vectors/{n}") for n, vector in enumerate(each.vectors)]
-        given += [unpacked(packed, f"{here}/packed/{n}") for n, packed in enumerate(each.packed)]
-        if not given or len({len(vector) for vector in given}) > 1:
-            raise InvalidState("vectors of a model are at least one, all of the same length", here)
-        if len(given) > model.ITEM_VECTORS_MAX:
-            raise LimitExceeded("ITEM_VECTORS_MAX", model.ITEM_VECTORS_MAX, len(given), here)
+        if len(each.vectors) + len(each.packed) > model.ITEM_VECTORS_MAX:
+            found = len(each.vectors) + len(each.packed)
+            raise LimitExceeded("ITEM_VECTORS_MAX", model.ITEM_VECTORS_MAX, found, here)
         if any(other.model == each.model for other in made):
             raise InvalidState("a model comes once", f"{here}/model")
         kept = []
-        for vector in given:
-            kept.append(quantized(vector))
+        for n, vector in enumerate(each.vectors):
+            kept.append(quantized(numbers_in(vector, f"{here}/vectors/{n}")))
             yield
+        for n, packed in enumerate(each.packed):
+            kept.append(quantized(unpacked(packed, f"{here}/packed/{n}")))
+            yield
+        if len({len(vector.codes) for vector in kept}) != 1:
+            raise InvalidState("vectors of a model are at least one, all of the same length", here)
         made.append(model.ModelVectors(each.model, tuple(kept)))
     return tuple(made)
 
@@ -189,30 +194,40 @@ def near_in(sent: searches.Near, where: str) -> model.Near:
 
 
 def search_in(
-    exchange_format: Format, sent: searches.ItemSearch, after: tuple[str, ...] | None, where: str = ""
-) -> model.ItemSearch:
-    """A search of a body."""
-    return model.ItemSearch(
-        prefix=labels_in(sent.prefix, f"{where}/prefix"),
+    exchange_format: Format, sent: searches.ItemSearch, cursor_of: CursorOf, where: str = ""
+) -> tuple[model.ItemSearch, ListCursor]:
+    """A search of a body, with its cursor."""
+    prefix = labels_in(sent.prefix, f"{where}/prefix")
+    near = None if sent.near is UNSET else near_in(sent.near, f"{where}/near")
+    what = (b"" if sent.filter is UNSET else bytes(sent.filter), near and (near.model, near.metric, near.values))
+    cursor = cursor_of(sent.cursor, where, "search", prefix, *what)
+    wanted = model.ItemSearch(
+        prefix=prefix,
         filter=None if sent.filter is UNSET else filter_in(exchange_format, sent.filter, f"{where}/filter"),
         limit=sent.limit,
         offset=sent.offset,
-        after=after,
+        after=cursor.after,
         refresh=sent.refresh,
-        near=None if sent.near is UNSET else near_in(sent.near, f"{where}/near"),
+        near=near,
     )
+    return wanted, cursor
 
 
-def path_search_in(sent: searches.PathSearch, after: tuple[str, ...] | None, where: str = "") -> model.PathSearch:
-    """A search of paths of a body."""
-    return model.PathSearch(
-        prefix=labels_in(sent.prefix, f"{where}/prefix"),
-        suffix=labels_in(sent.suffix, f"{where}/suffix"),
+def path_search_in(
+    sent: searches.PathSearch, cursor_of: CursorOf, where: str = ""
+) -> tuple[model.PathSearch, ListCursor]:
+    """A search of paths of a body, with its cursor."""
+    prefix, suffix = labels_in(sent.prefix, f"{where}/prefix"), labels_in(sent.suffix, f"{where}/suffix")
+    cursor = cursor_of(sent.cursor, where, "paths", prefix, suffix, sent.max_depth)
+    wanted = model.PathSearch(
+        prefix=prefix,
+        suffix=suffix,
         max_depth=sent.max_depth,
         limit=sent.limit,
         offset=sent.offset,
-        after=after,
+        after=cursor.after,
     )
+    return wanted, cursor
 
 
 def puts_in(writes: list[items.ItemWrite], name: Format) -> Work[list[model.ItemWrite]]:

@@ -4,9 +4,10 @@ import base64
 import binascii
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
-from msgspec import UNSET, Struct
+from msgspec import Struct
 
 from gateway.authentication.principals import SUBJECT, check_permission
 from gateway.http.cursors import ListCursor
@@ -14,10 +15,8 @@ from gateway.http.exchange import Answer, Exchange, decode_id, encode_id
 from gateway.problems import InvalidRequest
 from gateway.routes.items.conversion import (
     items_out,
-    labels_in,
     map_in,
     name_in,
-    near_in,
     page_out,
     path_search_in,
     paths_out,
@@ -206,8 +205,8 @@ async def delete_item(call: Call[Scope], path: str, key: str) -> Answer:
 )
 async def search_items(call: Call[Scope]) -> Answer:
     request, name, _ = await call.exchange.body(searches.ItemSearch)
-    cursor = _search_cursor(call, request)
-    batch = model.Batch(searches=[search_in(name, request, cursor.after)])
+    wanted, cursor = search_in(name, request, partial(_cursor, call))
+    batch = model.Batch(searches=[wanted])
     (page,) = (await call.store.items.run(call.scope, batch, share=call.exchange.client_share())).searches
     return call.exchange.reply(await page_out(call.exchange, page, cursor.next(page.after)), compressed=True)
 
@@ -224,8 +223,8 @@ async def search_items(call: Call[Scope]) -> Answer:
 )
 async def list_item_paths(call: Call[Scope]) -> Answer:
     request, _, _ = await call.exchange.body(searches.PathSearch)
-    cursor = _path_cursor(call, request)
-    batch = model.Batch(paths=[path_search_in(request, cursor.after)])
+    wanted, cursor = path_search_in(request, partial(_cursor, call))
+    batch = model.Batch(paths=[wanted])
     (page,) = (await call.store.items.run(call.scope, batch, share=call.exchange.client_share())).paths
     return call.exchange.reply(paths_out(page, cursor.next(page.after)))
 
@@ -251,26 +250,23 @@ async def run_item_batch(call: Call[Scope]) -> Answer:
     if any(each.delete for each in request.writes):
         check_permission(call.principal, "state:delete")
     writes = await exchange.reservation.run(writes_in(request.writes, name), len(body))
-    searches = [_search_cursor(call, each, f"/searches/{n}") for n, each in enumerate(request.searches)]
-    paths = [_path_cursor(call, each, f"/paths/{n}") for n, each in enumerate(request.paths)]
+    cursor_of = partial(_cursor, call)
+    searches = await exchange.reservation.run(searches_in(name, request.searches, cursor_of), len(body))
+    paths = [path_search_in(each, cursor_of, f"/paths/{n}") for n, each in enumerate(request.paths)]
     refused = any(isinstance(each, StorageError) for each in writes)
     reading = model.Batch(
         gets=[
             model.ItemGet(name_in(each.path, each.key, f"/gets/{n}"), each.refresh)
             for n, each in enumerate(request.gets)
         ],
-        searches=await exchange.reservation.run(
-            searches_in(name, request.searches, [each.after for each in searches]), len(body)
-        ),
-        paths=[
-            path_search_in(each, cursor.after, f"/paths/{n}")
-            for n, (each, cursor) in enumerate(zip(request.paths, paths, strict=True))
-        ],
+        searches=[wanted for wanted, _ in searches],
+        paths=[wanted for wanted, _ in paths],
     )
     share = exchange.client_share()
     # What is said has its room before anything is written: an answer that is refused must not hide that it was.
     exchange.reservation.take(_OUTCOME_BYTES * len(writes))
-    shown = await _reads_out(call, await call.store.items.run(call.scope, reading, share=share), searches, paths)
+    read = await call.store.items.run(call.scope, reading, share=share)
+    shown = await _reads_out(call, read, [cursor for _, cursor in searches], [cursor for _, cursor in paths])
     writing = model.Batch(
         writes=[each for each in writes if isinstance(each, model.ItemWrite) and not (refused and request.atomic)],
         atomic=request.atomic,
@@ -298,17 +294,6 @@ async def _reads_out(
         ],
         paths=[paths_out(page, cursor.next(page.after)) for page, cursor in zip(results.paths, paths, strict=True)],
     )
-
-
-def _search_cursor(call: Call[Scope], sent: searches.ItemSearch, where: str = "") -> ListCursor:
-    near = None if sent.near is UNSET else near_in(sent.near, f"{where}/near")
-    wanted = (b"" if sent.filter is UNSET else bytes(sent.filter), near and (near.model, near.metric, near.values))
-    return _cursor(call, sent.cursor, where, "search", labels_in(sent.prefix, f"{where}/prefix"), *wanted)
-
-
-def _path_cursor(call: Call[Scope], sent: searches.PathSearch, where: str = "") -> ListCursor:
-    prefix, suffix = labels_in(sent.prefix, f"{where}/prefix"), labels_in(sent.suffix, f"{where}/suffix")
-    return _cursor(call, sent.cursor, where, "paths", prefix, suffix, sent.max_depth)
 
 
 def _cursor(call: Call[Scope], sent: str | None, where: str, *what: object) -> ListCursor:

@@ -1,11 +1,13 @@
 """Workspaces without a gateway: what of a folder is stored, what of a manifest is believed, and where links lead."""
 
+import errno
 import gc
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -383,3 +385,21 @@ def test_content_of_an_artifact_of_which_little_is_used_is_stored_anew(tmp_path)
             base = Manifest(FORMAT, [content], [a_file("kept", size_bytes=40, digest=kept.digest)])
             assert len(list(Packing(root, found, base, {content.pointer}, []).sources())) == sources
             assert len(list(Packing(root, found, base, set(), []).sources())) == 1
+
+
+@pytest.mark.parametrize("left", range(4))
+def test_a_file_that_cannot_be_begun_leaves_nothing_behind(tmp_path, monkeypatch, left):
+    dup, made = os.dup, []
+
+    def few(fd):
+        if len(made) == left:
+            raise OSError(errno.EMFILE, "too many open files")
+        made.append(fd)
+        return dup(fd)
+
+    with Root(tmp_path) as root:
+        monkeypatch.setattr(os, "dup", few)
+        with suppress(OSError), NewFile(root, "a", 0o600):
+            pass
+        monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == []

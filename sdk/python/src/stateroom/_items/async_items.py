@@ -24,12 +24,12 @@ from stateroom._items.shapes import (
     Near,
     Path,
     Reindexed,
+    labels,
 )
 from stateroom._protocol.core import Pinned, Steps
 from stateroom._protocol.wire import Page
 
 R = TypeVar("R")
-_REINDEXED_AT_ONCE = 100
 Made = list[ItemVectors | None]
 
 
@@ -81,7 +81,7 @@ class AsyncItems:
             LegalHold: It would replace what must be kept.
         """
         write = ItemWrite(
-            path=tuple(path),
+            path=labels(path),
             key=key,
             value=value,
             ttl_seconds=ttl_seconds,
@@ -99,7 +99,7 @@ class AsyncItems:
             key: Its name there.
             refresh: Whether one with a time to live gets that anew.
         """
-        return await self._client.drive(requests.get(tuple(path), key, refresh=refresh))
+        return await self._client.drive(requests.get(labels(path), key, refresh=refresh))
 
     async def delete(self, path: Iterable[str], key: str, *, if_revision: int | None = None) -> bool:
         """Delete an item; returns whether there was one.
@@ -113,7 +113,7 @@ class AsyncItems:
             ItemMoved: It is not at ``if_revision``.
             LegalHold: It must be kept.
         """
-        return await self._client.drive(requests.delete(tuple(path), key, if_revision))
+        return await self._client.drive(requests.delete(labels(path), key, if_revision))
 
     def search(
         self,
@@ -136,7 +136,7 @@ class AsyncItems:
             refresh: Whether those with a time to live get that anew.
         """
         wanted = ItemSearch(
-            prefix=tuple(prefix),
+            prefix=labels(prefix),
             near=UNSET if near is None else near,
             filter=UNSET if filter is None else filter,
             offset=offset,
@@ -164,7 +164,7 @@ class AsyncItems:
             limit: At most so many; left out: all.
             offset: How many to leave out first.
         """
-        wanted = ItemPathSearch(prefix=tuple(prefix), suffix=tuple(suffix), max_depth=max_depth, offset=offset)
+        wanted = ItemPathSearch(prefix=labels(prefix), suffix=labels(suffix), max_depth=max_depth, offset=offset)
         return self._client.paged(
             lambda size, cursor: requests.paths(structs.replace(wanted, limit=size, cursor=cursor)), limit
         )
@@ -194,7 +194,7 @@ class AsyncItems:
         """
         done = Reindexed(cursor=cursor)
         while True:
-            wanted = ItemSearch(prefix=tuple(prefix), limit=_REINDEXED_AT_ONCE, cursor=done.cursor, refresh=False)
+            wanted = ItemSearch(prefix=labels(prefix), limit=requests.OPERATIONS_MAX, cursor=done.cursor, refresh=False)
             page = await self._client.drive(requests.search(wanted))
             made: Made = await finished(vectors_of(page.items)) if page.items else []
             writes = [

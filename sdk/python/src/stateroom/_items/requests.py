@@ -4,7 +4,8 @@ Both clients and the LangGraph store drive the same steps. Whatever writes carri
 gets the first one's result, also where a condition would not hold any more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -24,13 +25,17 @@ from stateroom._items.shapes import (
 from stateroom._protocol.core import Call, Steps, asked, encode_body, encode_id
 from stateroom.errors import InvalidRequest, ItemMoved, ItemNotFound
 
+T = TypeVar("T")
+
+OPERATIONS_MAX: Final = 100
+BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
 _SAFE = "~._:@+-,"
 _EMPTY_KEY = "~"
 
 
 def _place(path: Path, key: str) -> str:
-    if isinstance(path, str) or not path:
-        raise InvalidRequest("the path of an item is a sequence of at least one label")
+    if not path:
+        raise InvalidRequest("the path of an item has at least one label")
     labels = ",".join(map(encode_id, path))
     return f"/items/{quote(labels, safe=_SAFE)}/{quote(encode_id(key) if key else _EMPTY_KEY, safe=_SAFE)}"
 
@@ -84,6 +89,22 @@ def batch(operations: ItemBatch) -> Steps[ItemBatchResults]:
     headers = _repeatable() if operations.writes else {}
     call = Call(method="POST", path="/items:batch", body=encode_body(operations), headers=headers, repeatable=True)
     return asked(call, ItemBatchResults)
+
+
+def in_parts(things: Sequence[T], size_bytes: Callable[[T], int]) -> list[list[T]]:
+    """Things in parts that are a request each."""
+    if len(things) == 1:
+        return [[*things]]
+    parts: list[list[T]] = []
+    size = 0
+    for each in things:
+        own = size_bytes(each)
+        size += own
+        if not parts or size > BATCH_BYTES_MAX or len(parts[-1]) == OPERATIONS_MAX:
+            parts.append([])
+            size = own
+        parts[-1].append(each)
+    return parts
 
 
 def told(before: Reindexed, page: ItemPage, written: Sequence[ItemWritten]) -> Reindexed:

@@ -12,11 +12,22 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from stateroom.errors import Problem, StateroomError, error_from_problem
+from stateroom.errors import InvalidRequest, Problem, StateroomError, error_from_problem
 
 Path = tuple[str, ...]
 Metric = Literal["cosine", "dot", "l2"]
 WriteStatus = Literal["created", "replaced", "deleted", "absent", "indexed", "refused", "undone"]
+
+
+def labels(path: Iterable[str]) -> Path:
+    """A path of its labels.
+
+    Raises:
+        InvalidRequest: It is a text, whose labels would be its letters.
+    """
+    if isinstance(path, str):
+        raise InvalidRequest("a path is a sequence of labels, not a text")
+    return tuple(path)
 
 
 class Item(Struct, kw_only=True, frozen=True):

@@ -23,7 +23,6 @@ from stateroom._items import requests
 from stateroom._items.shapes import Item, ItemBatch, ItemGet, ItemSearch, ItemWrite, Path
 from stateroom._langgraph.connections import Connected
 from stateroom._langgraph.field_types import serialiser
-from stateroom._langgraph.ticks import BATCH_BYTES_MAX, OPERATIONS_MAX
 from stateroom._options import refuse_unknown
 from stateroom._protocol.core import Endpoint, Pinned, Steps, Timeouts
 from stateroom._remembered.recent import Recent
@@ -192,8 +191,8 @@ class StateroomCache(Connected, BaseCache[Any]):
     def _found(self, asked: Mapping[_Place, FullKey]) -> Steps[dict[FullKey, Any]]:
         found: dict[FullKey, Any] = {}
         places = [*asked]
-        for start in range(0, len(places), OPERATIONS_MAX):
-            part = places[start : start + OPERATIONS_MAX]
+        for start in range(0, len(places), requests.OPERATIONS_MAX):
+            part = places[start : start + requests.OPERATIONS_MAX]
             try:
                 entries = yield from _entries(part)
             except StateroomError as failure:
@@ -258,7 +257,7 @@ class StateroomCache(Connected, BaseCache[Any]):
     def _kept(self, writes: Sequence[ItemWrite]) -> Steps[None]:
         # By themselves: a key that may not delete may keep entries.
         removals = [each for each in writes if each.delete]
-        for part in [*_parts(each for each in writes if not each.delete), *_parts(removals)]:
+        for part in [*_parts([each for each in writes if not each.delete]), *_parts(removals)]:
             try:
                 results = yield from requests.batch(ItemBatch(writes=part))
             except StateroomError as failure:
@@ -275,7 +274,7 @@ class StateroomCache(Connected, BaseCache[Any]):
         for prefix in dict.fromkeys(prefixes):
             cursor: str | None = None
             while True:
-                wanted = ItemSearch(prefix=prefix, limit=OPERATIONS_MAX, cursor=cursor, refresh=False)
+                wanted = ItemSearch(prefix=prefix, limit=requests.OPERATIONS_MAX, cursor=cursor, refresh=False)
                 page = yield from requests.search(wanted)
                 if page.items:
                     removals = [ItemWrite(path=each.path, key=each.key, delete=True) for each in page.items]
@@ -328,18 +327,8 @@ def _entries(places: Sequence[_Place]) -> Steps[list[Item | None]]:
     return [*first, *(yield from _entries(places[half:]))]
 
 
-def _parts(writes: Iterable[ItemWrite]) -> list[list[ItemWrite]]:
-    """Writes in parts that are a request each."""
-    parts: list[list[ItemWrite]] = []
-    size = 0
-    for each in writes:
-        own = len(msgspec.msgpack.encode(each))
-        size += own
-        if not parts or size > BATCH_BYTES_MAX or len(parts[-1]) == OPERATIONS_MAX:
-            parts.append([])
-            size = own
-        parts[-1].append(each)
-    return parts
+def _parts(writes: Sequence[ItemWrite]) -> list[list[ItemWrite]]:
+    return requests.in_parts(writes, lambda each: len(msgspec.msgpack.encode(each)))
 
 
 @contextmanager

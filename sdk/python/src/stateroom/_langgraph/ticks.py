@@ -26,8 +26,6 @@ from stateroom._langgraph.operations import Asked, Embedded, Procedure, Told, pr
 from stateroom._protocol.core import Pinned, Steps, encode_body
 from stateroom.errors import Conflict, InvalidRequest, LimitExceeded, PermissionDenied, StateroomError
 
-OPERATIONS_MAX: Final = 100
-BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
 # What refuses a request because of one of its operations.
 _REFUSALS: Final = (InvalidRequest, LimitExceeded, PermissionDenied, Conflict)
 
@@ -91,16 +89,8 @@ def _advance(
 
 def _parts(asked: dict[int, Asked]) -> list[list[int]]:
     """What is asked in parts that are a request each. The reads come first: they see what is there before."""
-    parts: list[list[int]] = []
-    size = 0
-    for number in sorted(asked, key=lambda each: isinstance(asked[each], ItemWrite)):
-        own = _bytes(asked[number])
-        size += own
-        if not parts or size > BATCH_BYTES_MAX or len(parts[-1]) == OPERATIONS_MAX:
-            parts.append([])
-            size = own
-        parts[-1].append(number)
-    return parts
+    in_order = sorted(asked, key=lambda each: isinstance(asked[each], ItemWrite))
+    return requests.in_parts(in_order, lambda each: _bytes(asked[each]))
 
 
 def _bytes(asked: Asked) -> int:
@@ -118,10 +108,9 @@ def _told(asked: Sequence[Asked]) -> Steps[list[Told | Exception]]:
     except _REFUSALS as refusal:
         if len(asked) == 1:
             return [refusal]
-        told: list[Told | Exception] = []
-        for each in asked:
-            told += yield from _told([each])
-        return told
+        half = len(asked) // 2
+        first = yield from _told(asked[:half])
+        return [*first, *(yield from _told(asked[half:]))]
     except StateroomError as failure:
         return [failure] * len(asked)
     return _in_order(asked, results)

@@ -22,11 +22,12 @@ from stateroom._items.shapes import (
 from stateroom._protocol import calls
 from stateroom._protocol.core import Steps
 from stateroom._resuming.context import Change, ResumeContext
-from stateroom._resuming.state import Fact
+from stateroom._resuming.state import Fact, facts_of
 from stateroom.errors import ThreadNotFound
 from stateroom.types import Head, ThreadInfo
 
-FACTS_MAX = 100
+# What is compared, so that one search at least has its place in the batch.
+_FACTS_MAX = requests.OPERATIONS_MAX - 1
 _CHILDREN_MAX = 100
 
 
@@ -59,7 +60,7 @@ def gather(
     """
     if head is None:
         return ResumeContext(thread_id=thread_id)
-    facts = _facts(plain.get("facts"))
+    facts = facts_of(plain.get("facts"))
     context = ResumeContext(
         thread_id=thread_id,
         checkpoint_id=head.checkpoint_id,
@@ -83,33 +84,30 @@ def gather(
 
 def _compare(context: ResumeContext, wanted: ContextWanted) -> Steps[None]:
     """Compare what was believed with what items say, and look at what else they say since."""
-    believed = [each for each in context.facts if each.revision is not None][:FACTS_MAX]
+    all_believed = [each for each in context.facts if each.revision is not None or each.keep]
+    believed = all_believed[:_FACTS_MAX]
+    _note(context, "facts", len(believed) < len(all_believed))
     places = [(each.place, each.name) for each in believed]
     prefixes = wanted.paths or tuple(dict.fromkeys(each.place for each in context.facts)) or ((),)
+    searched = prefixes[: requests.OPERATIONS_MAX - len(places)] if wanted.items else ()
+    near = UNSET if wanted.near is None else wanted.near
     batch = ItemBatch(
         gets=[ItemGet(path=path, key=key, refresh=False) for path, key in places],
-        searches=[
-            ItemSearch(
-                prefix=prefix, near=UNSET if wanted.near is None else wanted.near, limit=wanted.items, refresh=False
-            )
-            for prefix in prefixes[: FACTS_MAX - len(places) or 1]
-        ],
+        searches=[ItemSearch(prefix=each, near=near, limit=wanted.items, refresh=False) for each in searched],
     )
-    if wanted.items == 0:
-        batch.searches = []
     if not batch.gets and not batch.searches:
         return
     results = yield from requests.batch(batch)
     for fact, item in zip(believed, results.gets, strict=True):
-        if item is None:
-            context.changes.append(Change(kind="gone", fact=fact))
-        elif item.revision != fact.revision:
-            context.changes.append(Change(kind="changed", fact=fact, item=item))
+        change = _change(fact, item, context.thread_id)
+        if change is not None:
+            context.changes.append(change)
     known = {*places}
     found = [item for page in results.searches for item in page.items]
     found.sort(key=_score if wanted.near is not None else _moment, reverse=True)
     context.items = [item for item in found if (item.path, item.key) not in known][: wanted.items]
-    _note(context, "items", any(page.next_cursor for page in results.searches) or len(found) > len(context.items))
+    is_more = any(page.next_cursor for page in results.searches) or len(found) > len(context.items)
+    _note(context, "items", is_more or 0 < len(searched) < len(prefixes))
     since = context.saved_at
     context.changes += [
         Change(kind="new", item=item)
@@ -119,6 +117,16 @@ def _compare(context: ResumeContext, wanted: ContextWanted) -> Steps[None]:
         and (item.path, item.key) not in known
         and item.value.get("thread_id") != context.thread_id
     ]
+
+
+def _change(fact: Fact, item: Item | None, thread_id: str) -> Change | None:
+    """What an item says against a fact; what the thread itself put there is what it believes."""
+    if item is None:
+        return None if fact.revision is None else Change(kind="gone", fact=fact)
+    is_own = item.value.get("thread_id") == thread_id
+    if is_own or (fact.revision is None and item.value.get("text") == fact.text):
+        fact.revision = item.revision
+    return None if item.revision == fact.revision else Change(kind="changed", fact=fact, item=item)
 
 
 def _children(context: ResumeContext) -> Steps[list[ThreadInfo]]:
@@ -149,17 +157,3 @@ def _text(value: Any) -> str:
 
 def _texts(value: Any) -> list[str]:
     return [_text(each) for each in value] if isinstance(value, Sequence) and not isinstance(value, str) else []
-
-
-def _facts(value: Any) -> list[Fact]:
-    """Those facts of a state that are facts; texts are facts from nowhere."""
-    found: list[Fact] = []
-    for each in value if isinstance(value, list) else ():
-        if isinstance(each, str):
-            found.append(Fact(text=each))
-            continue
-        try:
-            found.append(msgspec.convert(each, Fact, strict=False))
-        except msgspec.ValidationError:
-            continue
-    return found

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct, ValidationError, convert, field
 
 from stateroom._items.shapes import Item, ItemVectors, ItemWrite, Path
 
@@ -77,6 +77,20 @@ class AgentState(Struct, kw_only=True, omit_defaults=True):
     facts: list[Fact] = field(default_factory=list)
     summary: str = ""
     messages: list[dict[str, Any]] = field(default_factory=list)
+
+
+def facts_of(value: Any) -> list[Fact]:
+    """Those facts of a state that are facts; texts are facts from nowhere."""
+    found: list[Fact] = []
+    for each in value if isinstance(value, list) else ():
+        if isinstance(each, str):
+            found.append(Fact(text=each))
+            continue
+        try:
+            found.append(convert(each, Fact, strict=False))
+        except ValidationError:
+            continue
+    return found
 
 
 def remembered(

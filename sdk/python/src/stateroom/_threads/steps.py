@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Generic, TypedDict
 
-import msgspec
 from msgspec import UNSET
 
 from stateroom._items.shapes import ItemVectors
@@ -31,7 +30,7 @@ from stateroom._remembered.leaf_notes import large_values, notes_by_channel
 from stateroom._remembered.pieces import PieceCache, receiving_state, sending_state
 from stateroom._resuming.context import ResumeContext
 from stateroom._resuming.gathering import ContextWanted, gather
-from stateroom._resuming.state import Fact, remembered
+from stateroom._resuming.state import facts_of, remembered
 from stateroom._threads.long_lists import asked_about, is_due
 from stateroom._threads.plain import from_plain, result_type, state_from_plain, state_to_plain, to_plain
 from stateroom._threads.trajectories import Lines
@@ -337,7 +336,7 @@ class ThreadSteps(Generic[StateT]):
         self, state: StateT, options: SaveOptions, vectors: Mapping[str, ItemVectors], now: datetime
     ) -> SaveOptions:
         """The options of the save that completes a thread: it is done, and facts to keep become items."""
-        facts = msgspec.convert(state_to_plain(state).get("facts") or [], list[Fact], strict=False)
+        facts = facts_of(state_to_plain(state).get("facts"))
         items = remembered(facts, self.thread_id, self.agent, [*vectors.items()], now)
         return {"status": "done", **options, "items": [*options.get("items", ()), *items]}
 

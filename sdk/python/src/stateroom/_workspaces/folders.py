@@ -225,8 +225,13 @@ class NewFile(_Closed):
         self._partial = f".stateroom-{secrets.token_hex(8)}.part"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with root.folder(parent_of(path)) as fd:
-            self._file = os.fdopen(os.open(self._partial, flags, 0o600, dir_fd=fd), "wb")
             self._folder = os.dup(fd)
+        try:
+            self._file = os.fdopen(os.open(self._partial, flags, 0o600, dir_fd=self._folder), "wb")
+        except OSError:
+            os.close(self._folder)
+            self._folder = -1
+            raise
 
     def close(self) -> None:
         """Let go of it; what was not finished is removed."""
