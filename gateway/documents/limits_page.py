@@ -65,7 +65,8 @@ class Limit:
         if "BYTES" in self.name:
             return _bytes(number) + (" a second" if "_PER_SECOND" in self.name else "")
         if "SECONDS" in self.name:
-            return f"{number:g} s"
+            days = int(number) // 86_400
+            return f"{days:,} days" if days and days * 86_400 == number else f"{number:g} s"
         return f"{number:,}" + (" characters" if "CHARACTERS" in self.name else "")
 
 
@@ -222,7 +223,12 @@ SECTIONS: Final = {
         Limit("ITEM_LABELS_MAX", item_model, "labels of a [path](items.md)", "limit-exceeded"),
         Limit("ITEM_PATH_BYTES_MAX", item_model, "all labels of a path", "limit-exceeded"),
         Limit("ITEM_PATHS_MAX", item_model, "paths of a subject", "item-paths-exceeded"),
-        Limit("ITEM_VALUE_BYTES_MAX", item_model, "an item's value, in MessagePack", "limit-exceeded"),
+        Limit(
+            "ITEM_VALUE_BYTES_MAX",
+            item_model,
+            "an item's value, as it is kept (MessagePack, or JSON)",
+            "limit-exceeded",
+        ),
         Limit("ITEM_OPERATIONS_MAX", item_model, "operations of a batch", "limit-exceeded"),
         Limit("ITEM_MODELS_MAX", item_model, "models by which an item has vectors", "item-models-exceeded"),
         Limit("ITEM_VECTORS_MAX", item_model, "vectors of an item by one model", "limit-exceeded"),

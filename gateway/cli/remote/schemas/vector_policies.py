@@ -18,7 +18,7 @@ def _show(remote: Remote, policy: dict[str, Any]) -> None:
     if policy["damaged"]:
         render.say("Damaged, until it is said again: what was said is not counted, and vectors are sealed only.")
     elif not policy["complete"]:
-        render.say("A job is at what was there before (stateroom jobs); until then searches open what is sealed.")
+        render.say("A job is at what was there before (stateroom job list); until then searches open what is sealed.")
 
 
 @click.group("vector-policy")
