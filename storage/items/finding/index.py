@@ -35,7 +35,7 @@ ITEM_INDEX_BYTES_MAX: Final = 128 * 1024 * 1024
 PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
 # How long an index is kept that nobody uses.
 INDEX_SECONDS: Final = 300.0
-# What a vector takes in memory besides its codes, with those of which an item has one.
+# What a vector takes in memory besides its codes, where every item has one.
 VECTOR_BYTES: Final = 256
 # What a path and an index take without a vector.
 _PATH_BYTES: Final = 512

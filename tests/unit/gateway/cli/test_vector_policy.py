@@ -12,7 +12,7 @@ def test_what_leaks_is_sent_by_name_and_the_job_is_told_of(command, gateway):
     assert (gateway.last.method, gateway.last.path) == ("PUT", "/v1/vector-policy")
     assert gateway.last.body == {"vectors": "clear", "accept_leakage": "content"}
     assert "content" in outcome.out
-    assert "stateroom jobs" in outcome.err
+    assert "stateroom job list" in outcome.err
 
 
 def test_sealed_needs_no_leakage(command, gateway):
