@@ -5,8 +5,8 @@ others go on with the thread.
 
 Death is what SIGKILL is to everybody else: from one moment on nothing of the process reaches the database or a bucket
 any more, its handlers included. What lasts is a COMMIT and what an object store did, so the points are after each
-COMMIT and before and after each call of an object store; every one of them is tried. Besides, the object store fails in
-every way at every call, and the work is cancelled at every await.
+COMMIT and before and after each call of an object store. The default suite tries every third of them, the long one
+all. Besides, the object store fails in every way at every call, and the work is cancelled at every await.
 
 Meanwhile another process reads the thread again and again, which must never fail. In half of the rounds it also saves
 to the thread, puts pending writes and removes other checkpoints: every one that was acknowledged, and not removed, is
@@ -15,7 +15,7 @@ there in the end.
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import count
@@ -330,40 +330,36 @@ async def prepared(stores: Stores, admin: asyncpg.Connection, verb: Verb) -> Wor
     return world
 
 
+VERBS = (
+    archiving, archiving_to_a_frozen_class, restoring, saving_to_the_archive,
+    segmenting, segmenting_in_parts, segmenting_to_a_frozen_class, *SEGMENTED, *REWRITING, moving_a_call,
+)  # fmt: skip
+POINTS = {1: "every point", 3: "every third"}
+EVERY_THIRD = (
+    (archiving_to_a_frozen_class, False), (rewriting_an_archive, False), (archiving, True), (restoring, True),
+    (segmenting, True), (bringing_back, True), (moving_a_call, True), (saving_to_a_call_that_left, True),
+    (rewriting, True),
+)  # fmt: skip
+
+
+def _deaths(verbs: Iterable[tuple[Verb, bool]], step: int, *marks: pytest.MarkDecorator) -> list[Any]:
+    return [
+        pytest.param(verb, busy, step, marks=marks, id=f"{verb.__name__}-{'busy' if busy else 'quiet'}-{POINTS[step]}")
+        for verb, busy in verbs
+    ]
+
+
 @pytest.mark.parametrize(
-    ("verb", "busy"),
+    ("verb", "busy", "step"),
     [
-        (archiving_to_a_frozen_class, False),
-        (archiving, True),
-        (restoring, True),
-        (segmenting, True),
-        (bringing_back, True),
-        (moving_a_call, True),
-        (saving_to_a_call_that_left, True),
-        (rewriting, True),
-        (rewriting_an_archive, False),
-        pytest.param(rewriting, False, marks=pytest.mark.soak),
-        pytest.param(rewriting_an_archive, True, marks=pytest.mark.soak),
-        pytest.param(moving_a_call, False, marks=pytest.mark.soak),
-        pytest.param(saving_to_a_call_that_left, False, marks=pytest.mark.soak),
-        pytest.param(segmenting, False, marks=pytest.mark.soak),
-        pytest.param(segmenting_in_parts, False, marks=pytest.mark.soak),
-        pytest.param(segmenting_to_a_frozen_class, False, marks=pytest.mark.soak),
-        pytest.param(segmenting_to_a_frozen_class, True, marks=pytest.mark.soak),
-        pytest.param(bringing_back, False, marks=pytest.mark.soak),
-        pytest.param(writing_to_a_segment, False, marks=pytest.mark.soak),
-        pytest.param(writing_to_a_segment, True, marks=pytest.mark.soak),
-        pytest.param(archiving, False, marks=pytest.mark.soak),
-        pytest.param(archiving_to_a_frozen_class, True, marks=pytest.mark.soak),
-        pytest.param(restoring, False, marks=pytest.mark.soak),
-        pytest.param(saving_to_the_archive, False, marks=pytest.mark.soak),
-        pytest.param(saving_to_the_archive, True, marks=pytest.mark.soak),
+        *_deaths(EVERY_THIRD, 3),
+        *_deaths([(verb, False) for verb in VERBS], 1, pytest.mark.soak),
+        *_deaths([(verb, True) for verb in VERBS if verb is not segmenting_in_parts], 1, pytest.mark.soak),
     ],
-    ids=lambda value: value.__name__ if callable(value) else "busy" if value else "quiet",
 )
-async def test_a_death_at_any_point_leaves_the_thread_whole_and_in_one_place(stores, admin, verb: Verb, busy):
+async def test_a_death_at_any_point_leaves_the_thread_whole_and_in_one_place(stores, admin, verb: Verb, busy, step):
     finished = 0
-    for point in count(1):
+    for point in count(1, step):
         world = await prepared(stores, admin, verb)
         async with asyncio.timeout(SECONDS_MAX), world.crowd(busy=busy):
             stores.death.at(point)
@@ -388,10 +384,6 @@ async def test_a_death_at_any_point_leaves_the_thread_whole_and_in_one_place(sto
 
 
 FAULTS = [each for each in Fault if each is not Fault.SLOW]
-VERBS = (
-    archiving, archiving_to_a_frozen_class, restoring, saving_to_the_archive,
-    segmenting, segmenting_in_parts, segmenting_to_a_frozen_class, *SEGMENTED, *REWRITING, moving_a_call,
-)  # fmt: skip
 
 
 async def test_a_lost_response_of_the_object_store_leaves_the_thread_whole(stores, admin):
@@ -432,7 +424,7 @@ async def _faulty(stores: Stores, admin: asyncpg.Connection, verb: Verb, fault: 
     "verb", [archiving, restoring, moving_a_call, saving_to_a_call_that_left], ids=lambda verb: verb.__name__
 )
 async def test_a_cancellation_at_some_awaits_leaves_the_thread_whole(stores, admin, verb: Verb):
-    await _cancelled(stores, admin, verb, step=9)
+    await _cancelled(stores, admin, verb, step=19)
 
 
 @pytest.mark.soak

@@ -9,8 +9,9 @@ uploads expire under whoever writes them.
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+from itertools import count
 from typing import Any
 from uuid import uuid4
 
@@ -260,29 +261,36 @@ async def _given_up(other: Blobs, world: World) -> None:
     await other.put(world.scope, Upload(data=os.urandom(100), purpose="archive", place="archive"))
 
 
+POINTS = {1: "every point", 3: "every third"}  # the default suite tries the latter, the long one all
+VERBS = (saving, uploading, uploading_much, uploading_in_parts, removing, sweeping)
+
+
+def _deaths(verbs: Iterable[tuple[Verb, bool]], step: int, *marks: pytest.MarkDecorator) -> list[Any]:
+    return [
+        pytest.param(
+            verb,
+            expiring,
+            step,
+            marks=marks,
+            id=f"{verb.__name__}-{'expiring' if expiring else 'in time'}-{POINTS[step]}",
+        )
+        for verb, expiring in verbs
+    ]
+
+
 @pytest.mark.parametrize(
-    ("verb", "expiring"),
+    ("verb", "expiring", "step"),
     [
-        (saving, False),
-        pytest.param(saving, True, marks=pytest.mark.soak),
-        (uploading, False),
-        pytest.param(uploading, True, marks=pytest.mark.soak),
-        pytest.param(uploading_much, False, marks=pytest.mark.soak),
-        pytest.param(uploading_much, True, marks=pytest.mark.soak),
-        (uploading_in_parts, False),
-        pytest.param(uploading_in_parts, True, marks=pytest.mark.soak),
-        pytest.param(removing, False, marks=pytest.mark.soak),
-        pytest.param(removing, True, marks=pytest.mark.soak),
-        (sweeping, False),
-        pytest.param(sweeping, True, marks=pytest.mark.soak),
+        *_deaths([(verb, False) for verb in (saving, uploading, uploading_in_parts, sweeping)], 3),
+        *_deaths([(verb, expiring) for verb in VERBS for expiring in (False, True)], 1, pytest.mark.soak),
     ],
-    ids=lambda value: value.__name__ if callable(value) else "expiring" if value else "in time",
 )
-async def test_a_death_at_any_point_leaves_nothing_dangling_and_nothing_forgotten(stores, admin, verb: Verb, expiring):
+async def test_a_death_at_any_point_leaves_nothing_dangling_and_nothing_forgotten(
+    stores, admin, verb: Verb, expiring, step
+):
     mortal, living, death = stores
-    point = finished = refused = swept = 0
-    while True:
-        point += 1
+    finished = refused = swept = 0
+    for point in count(1, step):
         world = World(mortal, living, death, admin)
         await save(living, world.scope, "rival", content=state(**SCREENS))
         async with asyncio.timeout(SECONDS_MAX), world.crowd(expiring=expiring):

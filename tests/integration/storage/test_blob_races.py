@@ -7,6 +7,7 @@ Interleavings are held by gates and by PostgreSQL's own locks, never by time.
 
 import asyncio
 import contextlib
+from itertools import count
 from uuid import uuid4
 
 import pytest
@@ -502,10 +503,9 @@ async def swept_clean(plain, scope, admin):
     return (report.objects, report.faults) == (1, {})
 
 
-async def test_a_sweep_cancelled_at_every_await_loses_nothing_and_leaves_nothing(store, blobs, scope, admin):
-    number = 0
-    while True:
-        number += 1
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.soak)])
+async def test_a_sweep_cancelled_at_any_await_loses_nothing_and_leaves_nothing(store, blobs, scope, admin, step):
+    for number in count(1, step):
         own = Scope(uuid4(), "user-1")
         plain = Blobs(store, blobs)
         await a_full_round(plain, own, admin)

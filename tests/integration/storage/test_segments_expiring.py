@@ -640,7 +640,7 @@ class Twins:
             self.saved[name] = [each for each in self.saved[name] if (name, each) not in gone]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 32))])
 async def test_of_any_thread_what_expires_is_what_thinning_of_the_same_checkpoints_leaves(
     store, scope, admin, volumes, seed
 ):

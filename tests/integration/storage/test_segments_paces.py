@@ -70,7 +70,7 @@ async def test_what_is_kept_of_a_slow_namespace_leaves_when_it_is_free(store, sc
     assert (report.findings, report.checkpoints) == ([], len(saved))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 24))])
 async def test_at_any_pace_what_stays_is_what_the_rule_keeps_and_a_few(store, scope, admin, clock, seed):
     random = Random(seed)  # noqa: S311  the same each time
     keep_last, age = random.randint(1, 8), timedelta(hours=random.randint(0, 60))
