@@ -21,7 +21,7 @@ from gateway.embedded.postgres import EmbeddedPostgres
 from tests.support.interruption import Interruption
 from tests.support.production import Deployment, Launcher, ProductionGateway, deploy, migrated, serving
 
-KILLS, SOAK_KILLS = 24, 201  # between three gateways
+KILLS, SOAK_KILLS = 12, 201  # between three gateways
 GATEWAYS = 3
 WRITERS = 6
 SEED = 20_261_121

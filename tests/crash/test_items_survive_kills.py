@@ -19,7 +19,7 @@ from tests.crash.test_acknowledged_saves import GATEWAYS, Fleet, client_of, live
 from tests.support.features import finish_upgrade
 from tests.support.production import Deployment, Launcher, ProductionGateway, serving
 
-KILLS, SOAK_KILLS = 15, 201
+KILLS, SOAK_KILLS = 10, 201
 WRITERS = 5
 PATHS = [["shared"], ["shared", "deeper"], ["comes", "and", "goes"]]
 KEYS = 4

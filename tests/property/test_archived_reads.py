@@ -225,7 +225,7 @@ class Thread:
         return read
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     share=st.sampled_from(SHARES[:2]),
     changes=st.lists(st.one_of(SAVE, SAVE, WRITE), min_size=1, max_size=14),
@@ -272,7 +272,7 @@ QUESTIONS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(
     share=st.sampled_from(SHARES[:2]),
     lives=st.lists(
@@ -298,7 +298,7 @@ PASSING = st.fixed_dictionaries(
 NOTHING_KEPT = st.sampled_from([ThinningRule(made_since=START + timedelta(days=9)), ThinningRule(keep_last=1)])
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(
     share=st.sampled_from(SHARES[:2]),
     lives=st.lists(
@@ -329,7 +329,7 @@ def _agrees(little, answer):
     return _flat(little) == _flat(answer)
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     lives=st.lists(
         st.tuples(st.lists(st.one_of(SAVE, SAVE, WRITE), min_size=1, max_size=10), RULE), min_size=1, max_size=3

@@ -360,14 +360,15 @@ class StoreAndModel(RuleBasedStateMachine):
         assert {each.thread_id for each in found} == self.threads
 
 
-def test_any_sequence_of_verbs_agrees_with_a_dictionary(database, root_key):
+@pytest.mark.parametrize("times", [1, pytest.param(25, marks=pytest.mark.soak)], ids=["short", "long"])
+def test_any_sequence_of_verbs_agrees_with_a_dictionary(database, root_key, times):
     world = World(database, root_key)
     try:
         machine = type("Machine", (StoreAndModel,), {"world": world})
         run_state_machine_as_test(
             machine,
             settings=settings(
-                max_examples=20,
+                max_examples=10 * times,
                 stateful_step_count=20,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),

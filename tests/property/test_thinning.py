@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from uuid import uuid4
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -294,14 +295,15 @@ class Thinning(World):
         )
 
 
-def test_any_sequence_of_removals_leaves_what_is_kept_as_it_was(database, root_key):
+@pytest.mark.parametrize("times", [1, pytest.param(25, marks=pytest.mark.soak)], ids=["short", "long"])
+def test_any_sequence_of_removals_leaves_what_is_kept_as_it_was(database, root_key, times):
     world = Thinning(database, root_key)
     try:
         machine = type("Machine", (Thinned,), {"world": world})
         run_state_machine_as_test(
             machine,
             settings=settings(
-                max_examples=15, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+                max_examples=6 * times, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
             ),
         )
     finally:
