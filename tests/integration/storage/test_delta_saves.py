@@ -304,17 +304,18 @@ async def test_a_tail_in_the_object_store_is_not_fetched_under_a_lock(database, 
     scope = Scope(uuid4(), "user-1")
     refused = 0
     try:
-        # By keys that differ in each run, one element in 32 ends the tail: `many` is in none then, or `a` makes of it a
-        # large piece that is new, which has to be uploaded.
+        # By keys that differ in each run, one element in 32 ends the tail of all lists of a subject: `many` is in none
+        # then, or what is added makes of it a large piece that is new, which has to be uploaded.
         for thread_id in ("t1", "t2", "t3", "t4", "t5", "t6", "t7", "t8"):
             # No leaf of its own, and a large piece.
             many = {f"{thread_id}-{number}": document(str(number), 100) for number in range(250)}
+            added = f"a of {thread_id}"
             await save(remembering, scope, thread_id, content=whole([many], 1))
             try:
-                await save(remembering, scope, thread_id, content=more(["a"], 2, 1))
+                await save(remembering, scope, thread_id, content=more([added], 2, 1))
             except ChannelUnchangedUnknown:
                 continue
-            expected = [many, "a", "b"]
+            expected = [many, added, "b"]
             try:
                 await save(reading, scope, thread_id, content=more(["b"], 3, 2))
             except ChannelUnchangedUnknown:
