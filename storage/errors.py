@@ -355,6 +355,18 @@ class FeatureOff(Conflict):
     """What was asked for begins once no process of an older build runs."""
 
 
+class EventsOff(Conflict):
+    """The tenant has no events, or none yet: PUT /v1/events/settings switches them on."""
+
+
+class EventsExpired(StorageError):
+    """Events behind this position are not kept any more; list what there is, and begin again with since=now."""
+
+
+class EventsRewound(StorageError):
+    """This position is of events that are no more, as after a restore; list what there is, and begin with since=now."""
+
+
 class LimitExceeded(StorageError):
     """A named limit was exceeded."""
 

@@ -41,6 +41,7 @@ from storage.control.features import unknown_to_this_build
 from storage.control.rows import ControlRows
 from storage.control_repair import ControlRepair
 from storage.errors import SetupError, Unavailable
+from storage.events.verbs import Events
 from storage.format.leaves import OFFLOAD_BYTES_MIN
 from storage.items.verbs import Items
 from storage.job_cancelling import JobCancelling
@@ -193,6 +194,7 @@ class Store:
         self.blobs = blobs
         self.artifacts = Artifacts(access, self.ledger, blobs, self.blob_writer, self.blob_reader)
         self.items = Items(access, self.features)
+        self.events = Events()
         self.buckets = Buckets(blobs, archive)
         self.sweep = Sweep(self.unit_of_work, self.buckets, options.backup_retention_days, clock=clock)
         self.fsck = Fsck(self.unit_of_work, self.ledger, self.buckets, clock)

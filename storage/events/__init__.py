@@ -1,0 +1,1 @@
+"""Events: what happened to a tenant's threads, jobs and keys, told to whoever listens."""
