@@ -430,6 +430,11 @@ class TaskWrites:
     state_schema: str | None = None
     state_version: int | None = None
 
+    @property
+    def tells_status(self) -> bool:
+        """Whether they say how their thread stands."""
+        return self.status is not None and self.namespace == ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WritesReceipt:

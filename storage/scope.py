@@ -83,6 +83,13 @@ class TenantListing:
     tenant_id: UUID
 
 
+@dataclass(frozen=True, slots=True)
+class TenantRelay:
+    """The queue and the numbers of one tenant's events, over all of its subjects. Opens nothing."""
+
+    tenant_id: UUID
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ClientShare:
     """What a client adds to the keys of its threads, for one request. It is no part of a scope, and never stored.
@@ -97,4 +104,4 @@ class ClientShare:
             raise InvalidState(f"a client-held share has {CLIENT_SHARE_BYTES} bytes")
 
 
-AnyScope = Scope | TenantScope | TenantListing | OperatorScope
+AnyScope = Scope | TenantScope | TenantListing | TenantRelay | OperatorScope

@@ -41,6 +41,9 @@ from storage.control.features import unknown_to_this_build
 from storage.control.rows import ControlRows
 from storage.control_repair import ControlRepair
 from storage.errors import SetupError, Unavailable
+from storage.event_queue.emitting import Emitting
+from storage.events.keeping import EventKeeping
+from storage.events.relay import EventRelay
 from storage.events.verbs import Events
 from storage.format.leaves import OFFLOAD_BYTES_MIN
 from storage.items.verbs import Items
@@ -49,7 +52,7 @@ from storage.key_lifecycle.parts import Parts as KeyParts
 from storage.key_lifecycle.reseal import COMPLETE_KIND, PAUSE_RATIO, RESEAL_KIND, Reseal
 from storage.key_lifecycle.rewriting import Rewriting
 from storage.key_lifecycle.rotation import REWRAP_ROOT_KIND, REWRAP_TENANT_KIND, Rotation
-from storage.key_lifecycle.shred import SHRED_SUBJECT_KIND, SHRED_TENANT_KIND, Accepted, Shred
+from storage.key_lifecycle.shred import SHRED_SUBJECT_KIND, SHRED_TENANT_KIND, Accepted, EventParts, Shred
 from storage.key_lifecycle.tombstones import Tombstones
 from storage.keys.keys import Keys
 from storage.keys.observed_root_key import ObservedRootKey
@@ -158,6 +161,9 @@ class Store:
         deployment = self._deployment = Deployment(self.unit_of_work, root_key, deployment_id, clock, observer)
         self.control = ControlRows(deployment)
         self.features = self.control.features
+        self.emitting = Emitting(self.unit_of_work, self.features)
+        self.event_relay = EventRelay(self.unit_of_work, self.features, self.emitting)
+        self.event_keeping = EventKeeping(self.unit_of_work, self.event_relay)
         self.row_quotas = RowQuotas(self.unit_of_work)
         self.row_counting = RowCounting(self.unit_of_work, self.row_quotas)
         self.head_anchors = HeadAnchors(blobs)
@@ -177,10 +183,10 @@ class Store:
                 None if blobs is None else BlobReader(blobs, bytes_max=PIECE_BYTES_MAX), clock,
                 options.offload_bytes_min,
             ),
-            self.row_quotas, self.head_anchors,
+            self.row_quotas, self.emitting, self.head_anchors,
         )  # fmt: skip
         self.audit = Audit(self.unit_of_work, deployment_id, clock, observer)
-        self.jobs = Jobs(self.unit_of_work, self.control)
+        self.jobs = Jobs(self.unit_of_work, self.control, self.emitting)
         self.archives = Archives(Sealing(parts), objects, self.archive_writer, self.jobs, self.audit)
         access = Access(parts, self.archives, ArchiveViews(self.unit_of_work, objects))
         self.checkpoints = Checkpoints(access)
@@ -194,19 +200,25 @@ class Store:
         self.blobs = blobs
         self.artifacts = Artifacts(access, self.ledger, blobs, self.blob_writer, self.blob_reader)
         self.items = Items(access, self.features)
-        self.events = Events()
+        self.events = Events(self.unit_of_work, self.audit, self.control, self.emitting, self.event_relay)
         self.buckets = Buckets(blobs, archive)
         self.sweep = Sweep(self.unit_of_work, self.buckets, options.backup_retention_days, clock=clock)
         self.fsck = Fsck(self.unit_of_work, self.ledger, self.buckets, clock)
         self.anchors = Anchors(deployment, self.audit, blobs)
         self.tenants = Tenants(
-            self.unit_of_work, self.audit, self.features, clock, self.row_quotas, options.default_quotas
+            self.unit_of_work,
+            self.audit,
+            self.features,
+            clock,
+            self.row_quotas,
+            self.emitting,
+            options.default_quotas,
         )
         self.upgrades = Upgrades(self.unit_of_work, self.features, self.audit, clock)
         self.processes = self.upgrades.processes
         self.retention_policies = RetentionPolicies(self.unit_of_work, self.audit, self.control)
         self.retention_preview = RetentionPreview(self.unit_of_work, self.pruning, self.archives, self.control)
-        acts = Acts(self.threads, self.pruning, self.archives, self.items.expiring)
+        acts = Acts(self.threads, self.pruning, self.archives, self.items.expiring, self.event_keeping)
         self.retaining = Retaining(self.unit_of_work, self.audit, clock, acts, self.control)
         self.workers = Workers(observer, steps_folder=options.steps_folder, traceable=options.traceable)
         self.state_schemas = StateSchemas(self.unit_of_work, self.audit, clock, self.control, self.workers)
@@ -244,7 +256,10 @@ class Store:
         of_keys = KeyParts(deployment, self.keys, self.jobs, self.audit, OlderTransactions(self.unit_of_work))
         tombstones = Tombstones(deployment, blobs)
         self.rotation = Rotation(of_keys)
-        self.shred = Shred(of_keys, self.control, self.ledger, tombstones, options.backup_retention_days)
+        self.shred = Shred(
+            of_keys, self.control, self.ledger, tombstones, EventParts(self.emitting, self.event_keeping),
+            options.backup_retention_days,
+        )  # fmt: skip
         self.verifying = Verifying(
             access,
             self.jobs,
@@ -255,7 +270,7 @@ class Store:
                 self.control,
                 (
                     self.state_schemas.rows, self.adoptions.rows, self.save_policies.rows, every_policy,
-                    self.jobs.rows, losses.rows, self.vector_policies.rows,
+                    self.jobs.rows, losses.rows, self.vector_policies.rows, self.events.rows,
                 ),
             ),
         )  # fmt: skip

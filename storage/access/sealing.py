@@ -33,6 +33,7 @@ from storage.errors import (
     Unavailable,
     Unfinished,
 )
+from storage.event_queue.emitting import Emitting
 from storage.format.token import ThreadToken
 from storage.keys.keys import Keys
 from storage.postgres.unit_of_work import RACES_MAX, Observer, Transaction, UnitOfWork
@@ -63,6 +64,7 @@ class Parts:
     control: ControlRows
     offload: Offload
     row_quotas: RowQuotas
+    emitting: Emitting
     head_anchors: HeadAnchors = field(default_factory=lambda: HeadAnchors(None))
     remembered_heads: RememberedHeads = field(default_factory=RememberedHeads)
 
@@ -86,6 +88,7 @@ class Sealing:
         self.head_anchors = parts.head_anchors
         self.offload = parts.offload
         self.row_quotas = parts.row_quotas
+        self.emitting = parts.emitting
         self.remembered_heads = parts.remembered_heads
         self._keys = parts.keys
         self._observer = parts.observer
@@ -117,6 +120,7 @@ class Sealing:
                 nothing needed it: it was put back from outside.
             Unavailable: every attempt ended for a reason that could be answered.
         """
+        await self.emitting.ready(scope.tenant_id)
         if (otherwise is not None or not self.row_quotas.has_room(scope)) and (
             await self._keys.existing_sealer(scope) is None
         ):

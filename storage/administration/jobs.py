@@ -45,6 +45,7 @@ from storage.errors import (
     Unavailable,
     WorkersBusy,
 )
+from storage.event_queue.emitting import Emitting
 from storage.format.audit import OPERATOR_CHAIN
 from storage.model import Page
 from storage.postgres.unit_of_work import Observer, OpenJobs, Silent, Transaction, UnitOfWork
@@ -242,9 +243,10 @@ def outlasting_refusals(perform: Callable[P, Awaitable[Slice]]) -> Callable[P, C
 class Jobs:
     """The rows. `ready` comes before every transaction in which one is added or looked for."""
 
-    def __init__(self, unit_of_work: UnitOfWork, control: ControlRows) -> None:
+    def __init__(self, unit_of_work: UnitOfWork, control: ControlRows, emitting: Emitting) -> None:
         self._unit_of_work = unit_of_work
         self._control = control
+        self._emitting = emitting
         self.added = asyncio.Event()
 
     async def ready(self) -> None:
@@ -293,6 +295,7 @@ class Jobs:
         )  # fmt: skip
         proof = self._control.proof(job_row(ended))
         await transaction.run(sql.CANCEL, owner=job.tenant_id, job_id=job.job_id, error=CANCELLED, **proof._asdict())
+        await self._emitting.of_job(transaction, job.tenant_id, job.job_id, "failed")
 
     async def open(self, transaction: Transaction, tenant_id: UUID, kind: str, target: str) -> UUID | None:
         """The job of this kind and target that has not ended, if there is one that a gateway wrote."""
@@ -392,6 +395,7 @@ class Jobs:
             CryptoError: the root key cannot be asked whether one did.
         """
         await self._control.ready()
+        await self._emitting.ready(tenant_id)
         async with self._unit_of_work.begin(job_scope(tenant_id)) as transaction:
             row = await transaction.fetch_one(sql.CLAIM, owner=tenant_id, job_id=job_id, lease_seconds=LEASE_SECONDS)
             if row is None:
@@ -411,7 +415,7 @@ class Jobs:
         outcome: tuple[str | None, str | None],
     ) -> int:
         error, note = outcome
-        return await transaction.run(
+        ended = await transaction.run(
             sql.END,
             owner=lease.tenant_id,
             job_id=lease.job_id,
@@ -422,6 +426,9 @@ class Jobs:
             position=lease.position,
             **proof._asdict(),
         )
+        if ended:
+            await self._emitting.of_job(transaction, lease.tenant_id, lease.job_id, state)
+        return ended
 
     async def release(self, lease: Lease, seconds: float, waits_for: WaitsFor | None = None) -> None:
         """Give a lease back; the job is due again after ``seconds``, and says what it ``waits_for``."""
@@ -438,6 +445,7 @@ class Jobs:
     async def end(self, lease: Lease, error: str | None = None, note: str | None = None) -> bool:
         """End a job, as done, or as failed if there is an error; returns whether it was still ours to end."""
         state: JobState = "done" if error is None else "failed"
+        await self._emitting.ready(lease.tenant_id)
         async with self._unit_of_work.begin(job_scope(lease.tenant_id)) as transaction:
             proof = lease.proof(state, lease.position, error, note)
             ended = await self._end(transaction, lease, state, proof, (error, note))

@@ -30,6 +30,7 @@ from storage.errors import (
     TenantNameTaken,
     TenantNotFound,
 )
+from storage.event_queue.emitting import Emitting
 from storage.format.audit import OPERATOR_CHAIN, Detail
 from storage.keys.key_seals import Peppers
 from storage.model import EXPORT_PERMISSION, ApiKeyRecord, KeySeal, Page, Tenant
@@ -84,6 +85,7 @@ class Tenants:
         features: Features,
         clock: Clock,
         row_quotas: RowQuotas,
+        emitting: Emitting,
         default_quotas: DefaultQuotas = UNLIMITED,
     ) -> None:
         self._unit_of_work = unit_of_work
@@ -92,6 +94,7 @@ class Tenants:
         self._audit = audit
         self._features = features
         self._clock = clock
+        self._emitting = emitting
 
     async def create(
         self, scope: OperatorScope, tenant: Tenant, first_key: ApiKeyRecord, actor: str = LOCAL_ACTOR
@@ -266,6 +269,7 @@ class Tenants:
         if tenant_id is None:
             raise TenantNotFound
         await self._check_permissions(record)
+        await self._emitting.ready(tenant_id)
         async with self._unit_of_work.begin(OperatorScope(founding=tenant_id)) as transaction:
             if await transaction.fetch_one(sql.ONE_TENANT, wanted=tenant_id) is None:
                 raise TenantNotFound
@@ -275,6 +279,7 @@ class Tenants:
             await self._record_key(transaction, tenant_id, actor, record)
             detail = {"reason": reason, "key_id": record.key_id}
             await self._record_tenant(transaction, tenant_id, actor, "tenant.recover", detail)
+            await self._emitting.of_key(transaction, tenant_id, "key.created", record.key_id)
         return record
 
     async def _record_tenant(
@@ -291,7 +296,12 @@ class Tenants:
         async with self._unit_of_work.connection() as connection:
             session = Session(connection, timeout_seconds=FIRST_ANSWER_SECONDS_MAX)
             row = await session.fetch_one(sql.LOOK_UP, key_id=key_id)
-        return None if row is None else record_of(row)
+        if row is None:
+            return None
+        record = record_of(row)
+        if record.tenant_id is not None:
+            self._emitting.learn(record.tenant_id, is_on=row.events)
+        return record
 
     async def seals_needed(self) -> bool:
         """Whether every gateway seals credentials by now, so that one without a seal is damaged.
@@ -337,6 +347,7 @@ class Tenants:
             if before is not None:
                 return before
             await self._record_key(transaction, chain_of(scope), actor, record)
+            await self._emitting.of_key(transaction, record.tenant_id, "key.created", record.key_id)
         return record
 
     async def _record_key(self, transaction: Transaction, chain: UUID, actor: str, record: ApiKeyRecord) -> None:
@@ -408,6 +419,8 @@ class Tenants:
             await _strike(transaction, revoked)
             await _seal_key(transaction, peppers.seal(revoked))
             await self._audit.append(transaction, chain_of(scope), actor, "api-key.revoke", f"api-key:{key_id}")
+            if wanted.revoked_at is None:
+                await self._emitting.of_key(transaction, tenant_id, "key.revoked", key_id)
 
     async def restamp_keys(self, stamped: Iterable[tuple[ApiKeyRecord, ApiKeyRecord]]) -> None:
         """Store credentials' MACs under the active pepper, where the row was not changed meanwhile.
@@ -557,4 +570,5 @@ def record_of(row: sql.ApiKeyRow) -> ApiKeyRecord:
     columns = asdict(row)
     grants, mac, version = (columns.pop(name) for name in ("grants", "seal_mac", "seal_pepper_version"))
     columns["permissions"] = tuple(row.permissions)
+    columns.pop("events", None)  # of its tenant
     return ApiKeyRecord(**columns, seal=None if mac is None else KeySeal(tuple(grants), mac, version))

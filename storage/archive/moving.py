@@ -60,6 +60,7 @@ from storage.errors import (
     ThreadArchived,
     ThreadNotFound,
 )
+from storage.event_queue.model import OfThread
 from storage.format.cold.archive import (
     CHECKPOINTS,
     CHUNKS,
@@ -365,6 +366,8 @@ class Archives:
             await self._audit.append(
                 transaction, scope.tenant_id, actor, "thread.restore", audit_target(scope, stub.thread_id), told(stub)
             )
+            said = OfThread(stub.thread_id)
+            await self._sealing.emitting.of_thread(transaction, scope, "thread.restored", said)
 
     async def bring_back(
         self, scope: Scope, thread_id: str, segment: int | None = None, *, needs_room: bool = True
@@ -399,6 +402,7 @@ class Archives:
             What was removed; nothing if the thread is not archived any more, or as another object.
         """
         sealer = await self._sealing.sealer_if_any(scope)
+        await self._sealing.emitting.ready(scope.tenant_id)
 
         async def attempt() -> Removal:
             async with self._sealing.unit_of_work.begin(scope) as transaction:
@@ -408,6 +412,8 @@ class Archives:
                     return NOTHING
                 if blob_id is not None and stub.blob_id != blob_id:
                     return NOTHING
+                said = OfThread(thread_id, step=1)
+                await self._sealing.emitting.of_thread(transaction, scope, "thread.deleted", said)
                 removal = await remove_thread(
                     transaction, self._sealing.control, scope, sealer, thread_id, self._sealing.clock.now(), guard
                 )
@@ -802,6 +808,7 @@ class _Archiving:
                 audit_target(scope, thread_id),
                 told(stub),
             )
+            await self.sealing.emitting.of_thread(transaction, scope, "thread.archived", OfThread(thread_id))
 
 
 async def _page(transaction: Transaction, thread_id: str, table: str, after: Sequence[object]) -> list[StoredRow]:

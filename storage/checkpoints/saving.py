@@ -55,6 +55,7 @@ from storage.errors import (
     ThreadArchived,
     Unfinished,
 )
+from storage.event_queue.model import OfThread
 from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
 from storage.format.cold.segment import ColdSums
 from storage.format.ids import mint_checkpoint_id
@@ -421,8 +422,11 @@ class _Attempt:
             early_count=early.count,
             policies=remembered.rules.compared(),
             keys_hash=sealer.keys_hash,
+            event_id=(event_id := access.emitting.fresh_id(scope.tenant_id)),
         )
         await access.unit_of_work.call(sql.SAVE_ON, scope, **values)
+        if event_id is not None:
+            access.emitting.committed(scope.tenant_id)
         seen = remembered.seen.after(sealer.without_share, columns.checkpoint_id, composed.head)
         access.acknowledge(scope, sealer, save.thread_id, seen)
         token = seen.encode(sealer.without_share, save.thread_id)
@@ -673,12 +677,23 @@ class _Attempt:
             seal = seal_thread(sealer, save.thread_id, ground.thread_created_at, thread)
             await transaction.run(threads_sql.SEAL, thread_id=save.thread_id, seal=seal)
             ground = msgspec.structs.replace(ground, thread=thread, thread_seal=seal)
+        await self._emit(transaction, columns, is_new_thread=ground.is_new_thread)
         seen = ThreadToken.of(sealer.without_share, columns.namespace, composed.head_id, composed.head)
         token = seen.encode(sealer.without_share, columns.thread_id)
         if not composed.is_head:
             return composed.saved(token, ground.rules), None
         pieces = _HeadPieces.of(composed, cutter, None, reader.plaintexts())
         return composed.saved(token, ground.rules), composed.to_remember(ground, row.thread_agent, pieces, seen, token)
+
+    async def _emit(self, transaction: Transaction, columns: CheckpointColumns, *, is_new_thread: bool) -> None:
+        """Tell of the new checkpoint, and of a new thread, if the tenant has events."""
+        emitting, scope, thread_id = self.access.emitting, self.scope, columns.thread_id
+        if is_new_thread:
+            await emitting.of_thread(transaction, scope, "thread.created", OfThread(thread_id))
+        said = OfThread(
+            thread_id, columns.namespace, columns.checkpoint_id, columns.run_id, columns.agent, columns.status
+        )
+        await emitting.of_thread(transaction, scope, "checkpoint.saved", said)
 
     async def _saved_before(self, transaction: Transaction, ground: Ground, same: bytes | None) -> Saved:
         """Answer a save whose id is stored: the same save again is a no-op, another one a conflict.

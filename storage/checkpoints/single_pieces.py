@@ -13,6 +13,7 @@ from storage.access.completeness import admit_reader
 from storage.access.offload import answering
 from storage.access.storing import Storing
 from storage.errors import InvalidState, PieceNotFound, ThreadArchived
+from storage.event_queue.model import OfThread
 from storage.format.leaves import names_artifacts
 from storage.format.pieces import LEAF, leaf_piece
 from storage.format.record import new_thread, open_thread, seal_piece, seal_thread
@@ -42,12 +43,13 @@ class _Putting(Storing[PieceReceipt]):
         scope = self._scope
         piece = leaf_piece(sealer, self._data)
         now = self._access.clock.now()
+        own_seal = seal_thread(sealer, self._thread_id, now, new_thread(sealer, self._thread_id))
         async with self._access.unit_of_work.begin(scope) as transaction:
             row = await transaction.fetch_only(
                 sql.OPEN,
                 thread_id=self._thread_id,
                 now=now,
-                own_seal=seal_thread(sealer, self._thread_id, now, new_thread(sealer, self._thread_id)),
+                own_seal=own_seal,
                 client_share=sealer.shared,
                 piece_id=piece.piece_id,
                 key_version=sealer.active_key_version,
@@ -69,6 +71,9 @@ class _Putting(Storing[PieceReceipt]):
                 )
             # In a statement after the lock was granted: what was sealed while a shred went by must not stay.
             await self._access.check_keys_in(transaction, scope, sealer)
+            if row.seal == own_seal:
+                said = OfThread(self._thread_id)
+                await self._access.emitting.of_thread(transaction, scope, "thread.created", said)
         return PieceReceipt(piece.piece_id, piece.size, not row.present)
 
 

@@ -23,6 +23,7 @@ from storage.access.storing import Storing
 from storage.checkpoints.piece_rows import sealed_pieces
 from storage.concurrency.computing import compute
 from storage.errors import IntegrityFailure, InvalidState, LostRaceError, PieceUnknown, ThreadArchived, Unfinished
+from storage.event_queue.model import OfThread
 from storage.format.chain import NO_WRITES, HeadSeal, LiveSet, ThreadSeal, write_mac
 from storage.format.cold.segment import ColdSums
 from storage.format.leaves import Pointer
@@ -240,8 +241,11 @@ class _Attempt:
             head_seal_before=remembered.head_seal,
             head_seal=new_head_seal,
             keys_hash=sealer.keys_hash,
+            event_id=(event_id := access.emitting.fresh_id(scope.tenant_id) if new.tells_status else None),
         )
         await access.unit_of_work.call(sql.PUT_WRITES_ON, scope, **values)
+        if event_id is not None:
+            access.emitting.committed(scope.tenant_id)
         access.remembered_heads.remember(scope, sealer, after_head)
         if new_head_seal is None:
             return WritesReceipt(stored=len(fresh), unchanged=0, token=None)
@@ -403,6 +407,12 @@ class _Attempt:
             raise LostRaceError
         if written.left_over:
             raise IntegrityFailure("a thread was removed outside the gateway, but not what belongs to it")
+        emitting, scope = self.access.emitting, self.scope
+        if is_new:
+            await emitting.of_thread(transaction, scope, "thread.created", OfThread(new.thread_id))
+        if new.tells_status:
+            said = OfThread(new.thread_id, new.namespace, new.checkpoint_id, status=new.status)
+            await emitting.of_thread(transaction, scope, "thread.status", said)
 
 
 def _is_at_version(new: TaskWrites, remembered: RememberedHead) -> bool:

@@ -72,3 +72,25 @@ class Draft(NamedTuple):
     job_id: UUID | None = None
     key_id: str | None = None
     subject_tag: str | None = None
+
+
+class OfThread(NamedTuple):
+    """What an event of a thread says of it.
+
+    Attributes:
+        thread_id: The thread.
+        namespace: The namespace that it is about.
+        checkpoint_id: The checkpoint that it is about.
+        run_id: The run that made it.
+        agent: The agent that made it; None: the thread's.
+        status: The status; None: the thread's.
+        step: How much greater its number is than the thread's activity: 1 for what ends the thread.
+    """
+
+    thread_id: str
+    namespace: str | None = None
+    checkpoint_id: str | None = None
+    run_id: str | None = None
+    agent: str | None = None
+    status: str | None = None
+    step: int = 0

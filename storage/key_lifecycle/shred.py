@@ -37,6 +37,8 @@ from storage.blobs.keyspace import TombstoneLocation
 from storage.control.rows import ControlRows, JobDraft, job_row
 from storage.encoding import decode_json, encode_json
 from storage.errors import IntegrityFailure, InvalidState, SubjectNotFound, TenantNotFound
+from storage.event_queue.emitting import Emitting
+from storage.events.keeping import EventKeeping
 from storage.format.audit import OPERATOR_CHAIN
 from storage.key_lifecycle.parts import Parts
 from storage.key_lifecycle.tombstones import Level, Tombstone, Tombstones, subject_digest
@@ -110,6 +112,14 @@ class _WithKeys:
     begun: JobRow | None
 
 
+@dataclass(frozen=True, slots=True)
+class EventParts:
+    """What a shred needs of events: to tell that it is done, and to leave nothing of the subject in them."""
+
+    emitting: Emitting
+    keeping: EventKeeping
+
+
 class Shred:
     """Shreds, and keeps what was shredded from coming back."""
 
@@ -119,6 +129,7 @@ class Shred:
         control: ControlRows,
         ledger: BlobLedger,
         tombstones: Tombstones,
+        events: "EventParts",
         backup_retention_days: int,
     ) -> None:
         self._unit_of_work = parts.deployment.unit_of_work
@@ -130,6 +141,8 @@ class Shred:
         self._control = control
         self._ledger = ledger
         self.tombstones = tombstones
+        self._emitting = events.emitting
+        self._event_keeping = events.keeping
         self._retention = timedelta(days=backup_retention_days)
 
     # --- shredding -------------------------------------------------------------------------------------------------
@@ -309,16 +322,37 @@ class Shred:
     async def _purge(self, lease: Lease, after: str) -> Slice:
         until = time.monotonic() + SLICE_SECONDS
         if lease.kind == SHRED_SUBJECT_KIND:
-            return Slice(ended=await self._purge_subject(lease, Scope(lease.tenant_id, lease.target), after, until))
+            scope = Scope(lease.tenant_id, lease.target)
+            if not await self._purge_subject(lease, scope, after, until):
+                return MORE
+            if not await self._forget_events(lease, scope, after):
+                return Slice(ended=False, again_seconds=SETTLE_SECONDS)
+            return Slice(ended=True)
         async for subject_id in self._unit_of_work.each(TenantScope(lease.tenant_id), sql.SUBJECTS_AFTER, after, _PAGE):
             if not await self._purge_subject(lease, Scope(lease.tenant_id, subject_id), after, until):
                 return MORE
             after = subject_id
             await self._move(lease, "purge", after)
+        async for _ in self._event_keeping.forget_all(lease.tenant_id):
+            await self._move(lease, "purge", after)
         async with self._unit_of_work.begin(TenantScope(lease.tenant_id)) as transaction:
             for statement in sql.PURGE_TENANT:
                 await transaction.run(statement)
+        self._emitting.learn(lease.tenant_id, is_on=False)
         return Slice(ended=True)
+
+    async def _forget_events(self, lease: Lease, scope: Scope, after: str) -> bool:
+        """Leave nothing of a subject in events, and tell of it, last of all; returns whether that is done."""
+        done = False
+        async for finished in self._event_keeping.forget(scope.tenant_id, scope.subject_id):
+            done = finished
+            await self._move(lease, "purge", after)
+        if done:
+            await self._emitting.ready(scope.tenant_id)
+            async with self._unit_of_work.begin(TenantScope(scope.tenant_id)) as transaction:
+                tag = self._control.subject_tag(scope.tenant_id, scope.subject_id)
+                await self._emitting.of_shred(transaction, scope.tenant_id, lease.job_id, tag)
+        return done
 
     async def _purge_subject(self, lease: Lease, scope: Scope, after: str, until: float) -> bool:
         while True:

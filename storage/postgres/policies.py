@@ -16,15 +16,22 @@ _SUBJECT = f"{_TENANT} AND subject_id = nullif(current_setting('app.subject_id',
 _WHOLE_TENANT = f"{_TENANT} AND nullif(current_setting('app.subject_id', true), '') IS NULL"
 _LISTING = f"{_TENANT} AND current_setting('app.tenant_listing', true) = 'on'"
 _OPERATOR = "current_setting('app.operator', true) = 'on'"
+_RELAY = f"{_TENANT} AND current_setting('app.relay', true) = 'on'"
+_ADDED = f"{_TENANT} AND (subject_id = nullif(current_setting('app.subject_id', true), '') OR subject_id = '')"
 _OPERATORS_OWN = f"{_OPERATOR} AND tenant_id = '00000000-0000-0000-0000-000000000000'::uuid"
 
-# By name, for which command, and the condition; one with writes has the same as its check.
+# By name, for which command, and the condition; one with writes has the same as its check, or it alone.
 _POLICIES: dict[str, tuple[str, str]] = {
     "subject_rows": ("ALL", _SUBJECT),
     "tenant_rows": ("ALL", _TENANT),
     "tenant_reads": ("SELECT", _WHOLE_TENANT),
     "tenant_rewraps": ("UPDATE", _WHOLE_TENANT),
     "tenant_listing": ("SELECT", _LISTING),
+    "subject_reads": ("SELECT", _SUBJECT),
+    "subject_adds": ("INSERT", _ADDED),
+    "relay_rows": ("ALL", _RELAY),
+    "relay_reads": ("SELECT", _RELAY),
+    "relay_takes": ("DELETE", _RELAY),
     "own_row": ("SELECT", _TENANT),
     "operator_rows": ("ALL", _OPERATOR),
     "operator_reads": ("SELECT", _OPERATOR),
@@ -38,18 +45,24 @@ _SUBJECT_TABLES = (
     " upload_parts"
 )
 _TENANT_TABLES = (
-    "accepted_losses api_key_seals api_keys audit_heads audit_log blob_usage jobs retention retention_rounds"
-    " row_usage save_policies state_adoptions state_schemas tenant_keys unbound_imports vector_policies"
+    "accepted_losses api_key_seals api_keys audit_heads audit_log blob_usage event_relays event_settings jobs retention"
+    " retention_rounds row_usage save_policies state_adoptions state_schemas tenant_keys tenant_streams unbound_imports"
+    " vector_policies"
 )
 _TABLES: dict[str, str] = {
     "subject_rows": _SUBJECT_TABLES,
     "tenant_rows": _TENANT_TABLES,
     "tenant_reads": "blob_intents blobs items subject_keys thread_retention",
     "tenant_rewraps": "subject_keys",
-    "tenant_listing": "archives checkpoints threads",
+    "tenant_listing": "archives checkpoints events threads",
+    "subject_reads": "events",
+    "subject_adds": "event_queue",
+    "relay_rows": "event_counters events",
+    "relay_reads": "event_queue",
+    "relay_takes": "event_queue",
     "own_row": "tenants",
     "operator_rows": "api_key_seals api_keys tenants",
-    "operator_reads": "blob_usage jobs retention_rounds row_usage tenant_keys",
+    "operator_reads": "blob_usage event_relays jobs retention_rounds row_usage tenant_keys",
     "operator_heads": "audit_heads",
     "operator_chain": "accepted_losses audit_heads audit_log",
     "operator_jobs": "jobs",
@@ -96,7 +109,9 @@ def _expected() -> dict[tuple[str, str], tuple[str, str, str]]:
     for policy, tables in _TABLES.items():
         for table in f"{tables} {optional[policy]}".split():
             command, condition = _EXCEPTIONS.get((table, policy), _POLICIES[policy])
-            found[table, policy] = (command, _plain(condition), "" if command == "SELECT" else _plain(condition))
+            said = _plain(condition)
+            using = "" if command == "INSERT" else said
+            found[table, policy] = (command, using, "" if command in {"SELECT", "DELETE"} else said)
     return found
 
 

@@ -70,6 +70,22 @@ def _thread_table(name: str, key: str, *items: SchemaItem) -> Table:
     return _subject_table(name, f"thread_id {key}", *_columns(ID, "thread_id"), *items)
 
 
+def _event() -> Iterator[Column[object]]:
+    """What an event says. It may be of no subject, so that the subject, which is empty then, is in no key."""
+    yield from _columns(ID, "subject_id")
+    yield from _columns(UUID, "event_id")
+    yield from _columns(Text, "type")
+    yield from _columns(MOMENT, "at", default="clock_timestamp()")
+    yield from _columns(Text, "stream_kind")
+    yield from _columns(ID, "stream_id", "incarnation")
+    yield from _columns(BigInteger, "stream_sequence")
+    yield from _columns(ID, "thread_id", "namespace", "checkpoint_id", "run_id", "agent", nullable=True)
+    yield from _columns(Text, "status", nullable=True)
+    yield from _columns(UUID, "job_id", nullable=True)
+    yield from _columns(ID, "key_id", nullable=True)
+    yield from _columns(Text, "subject_tag", nullable=True)
+
+
 _table(
     "deployment",
     "singleton",
@@ -552,6 +568,36 @@ _tenant_table(
     *_columns(LargeBinary, "mac"),
     *_columns(SmallInteger, "mac_format", nullable=True),
 )
+
+_tenant_table(
+    "event_settings",
+    "",
+    *_columns(Boolean, "is_on"),
+    *_columns(MOMENT, "since", nullable=True),
+    *_columns(MOMENT, "changed_at"),
+    *_columns(LargeBinary, "mac"),
+    *_columns(SmallInteger, "mac_format", nullable=True),
+)
+
+_tenant_table(
+    "event_queue",
+    "event_id",
+    *_event(),
+    _index("event_queue_by_stream", "tenant_id stream_kind stream_id incarnation stream_sequence at"),
+)
+
+_tenant_table("events", "sequence", *_columns(BigInteger, "sequence"), *_event())
+
+_tenant_table("event_counters", "", *_columns(BigInteger, "next_sequence", "oldest_sequence"))
+
+_tenant_table(
+    "event_relays",
+    "",
+    *_columns(MOMENT, "due_at", "leased_until", nullable=True),
+    _index("event_relays_due", "due_at", where="due_at IS NOT NULL"),
+)
+
+_tenant_table("tenant_streams", "", *_columns(BigInteger, "next"))
 
 _tenant_table(
     "retention",

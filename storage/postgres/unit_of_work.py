@@ -26,7 +26,7 @@ from storage.errors import CommitUnknown, DatabaseReadOnly, LostRaceError, Unava
 from storage.postgres.engine import POOL_TIMEOUT_SECONDS, UNFINISHED
 from storage.postgres.session import Session
 from storage.postgres.statement import Statement
-from storage.scope import AnyScope, OperatorScope, Scope, TenantListing, TenantScope
+from storage.scope import AnyScope, OperatorScope, Scope, TenantListing, TenantRelay, TenantScope
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -147,7 +147,7 @@ def bound(scope: AnyScope) -> dict[str, object]:
     match scope:
         case Scope(tenant_id, subject_id):
             return {"tenant_id": tenant_id, "subject_id": subject_id}
-        case TenantScope(tenant_id) | TenantListing(tenant_id):
+        case TenantScope(tenant_id) | TenantListing(tenant_id) | TenantRelay(tenant_id):
             return {"tenant_id": tenant_id}
         case OperatorScope():
             return {}
@@ -160,18 +160,22 @@ def _literal(text: str) -> str:
 
 def bindings(scope: AnyScope) -> str:
     """The ``SET LOCAL`` statements that bind ``scope``; every setting is set every time."""
+    subject = operator = listing = relay = ""
     match scope:
         case Scope(tenant_id, subject_id):
-            tenant, subject, operator, listing = str(tenant_id), subject_id, "", ""
+            tenant, subject = str(tenant_id), subject_id
         case TenantScope(tenant_id):
-            tenant, subject, operator, listing = str(tenant_id), "", "", ""
+            tenant = str(tenant_id)
         case TenantListing(tenant_id):
-            tenant, subject, operator, listing = str(tenant_id), "", "", "on"
+            tenant, listing = str(tenant_id), "on"
+        case TenantRelay(tenant_id):
+            tenant, relay = str(tenant_id), "on"
         case OperatorScope(founding):
-            tenant, subject, operator, listing = str(founding or ""), "", "on", ""
+            tenant, operator = str(founding or ""), "on"
     return (
         f"SET LOCAL app.tenant_id = '{tenant}'; SET LOCAL app.subject_id = {_literal(subject)};"
-        f" SET LOCAL app.operator = '{operator}'; SET LOCAL app.tenant_listing = '{listing}'"
+        f" SET LOCAL app.operator = '{operator}'; SET LOCAL app.tenant_listing = '{listing}';"
+        f" SET LOCAL app.relay = '{relay}'"
     )
 
 
@@ -314,8 +318,10 @@ class UnitOfWork:
                 return
             after = page[-1]
 
-    async def ask(self, statement: Statement[R], scope: Scope, **values: object) -> R | None:
-        """Run one function that binds ``scope`` and only reads, by itself: one round trip.
+    async def ask(self, statement: Statement[R], scope: Scope | TenantRelay, **values: object) -> R | None:
+        """Run one function that binds ``scope`` by itself: one round trip, which commits what it wrote.
+
+        Who calls one that writes must not mind whether it did: a lost answer says nothing of that.
 
         Returns:
             Its first row, or None.

@@ -10,7 +10,8 @@
    of each.
 4. After each page the position is committed. A crash repeats a page, whose threads are then found not to be due.
 5. When the threads are done, items go whose time is over (`storage.items.expiring`), whether or not a policy says
-   anything; what a slice does not come to is left for the next one.
+   anything; what a slice does not come to is left for the next one. So do events that are too old or too many
+   (`storage.events.keeping`).
 
 A round spares other work: so many acts a second, a few at a time, a slice of a tenant before the next one's turn, and
 intervals that jitter, so that processes and tenants do not fall into step. What cannot be done now (busy, object store
@@ -53,6 +54,7 @@ from storage.errors import (
     ThreadNotFound,
     Unavailable,
 )
+from storage.events.keeping import EventKeeping
 from storage.items.expiring import Expiring
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
 from storage.retention.examining import (
@@ -258,6 +260,7 @@ class Acts:
     pruning: Pruning
     archives: Archives
     expiring: Expiring
+    events: EventKeeping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -416,7 +419,7 @@ class Retaining(Rounds[Round, RetentionCensus]):
             last = (rows[-1].subject_id, rows[-1].thread_id) if rows else None
             await self._advance(lease, last)
             if len(rows) < self._limits.page_rows:
-                return await self._expire_items(lease, round_, until)
+                return await self._expire_items(lease, round_, until) and await self._expire_events(lease, until)
             if until is not None and time.monotonic() > until:
                 return False
 
@@ -436,6 +439,20 @@ class Retaining(Rounds[Round, RetentionCensus]):
                     await self._pace.turn()
         except _NOT_NOW:
             round_.left += 1
+            lease.progress.again = True
+        return True
+
+    async def _expire_events(self, lease: _Lease, until: float | None) -> bool:
+        """Remove events that are too old or too many; returns whether all are gone."""
+        try:
+            async for _ in self._acts.events.expire(lease.tenant_id):
+                late = until is not None and time.monotonic() > until
+                if late or time.monotonic() - lease.renewed > RENEW_SECONDS:
+                    await self._advance(lease)
+                if late:
+                    return False
+                await self._pace.turn()
+        except _NOT_NOW:
             lease.progress.again = True
         return True
 

@@ -18,6 +18,7 @@ from storage.access.completeness import compare_listed
 from storage.concurrency.turns import Pauses
 from storage.control.features import LINKS
 from storage.errors import IntegrityFailure, LimitExceeded, LinkCircular, ThreadNotFound
+from storage.event_queue.model import OfThread
 from storage.format.chain import ThreadSeal
 from storage.format.record import new_thread, open_thread, open_thread_seal, seal_thread
 from storage.model import Page, Removal, Thread, ThreadLink
@@ -104,7 +105,11 @@ class Links:
                     await self._check_ancestors(transaction, sealer, thread_id, link)
                     child = _LockedChild(transaction, scope, sealer, thread_id, row.created_at)
                     await self._store(child, thread, link)
-                return await shown_in(transaction, sealer, thread_id), created
+                shown = await shown_in(transaction, sealer, thread_id)
+                if created:
+                    said = OfThread(thread_id)
+                    await self._access.emitting.of_thread(transaction, scope, "thread.created", said)
+                return shown, created
 
         return await self._access.with_keys(scope, with_sealer, share)
 

@@ -28,6 +28,7 @@ from storage.errors import (
     ThreadExists,
     ThreadNotFound,
 )
+from storage.event_queue.model import OfThread
 from storage.format.chain import HeadSeal, LiveSet, ThreadSeal
 from storage.format.cold.segment import ColdSums
 from storage.format.record import (
@@ -161,7 +162,11 @@ class Threads:
                     self._access.row_quotas.require_room(scope)
                 elif agent_given:
                     await transaction.run(sql.SET_AGENT, thread_id=thread_id, agent=agent)
-                return await shown_in(transaction, sealer, thread_id), created
+                shown = await shown_in(transaction, sealer, thread_id)
+                if created:
+                    said = OfThread(thread_id)
+                    await self._access.emitting.of_thread(transaction, scope, "thread.created", said)
+                return shown, created
 
         return await self._access.with_keys(scope, with_sealer, share)
 
@@ -175,10 +180,13 @@ class Threads:
             ThreadNotFound: there is none.
         """
         sealer = await self._access.sealer_if_any(scope)
+        await self._access.emitting.ready(scope.tenant_id)
 
         async def attempt() -> Removal:
             async with self._access.unit_of_work.begin(scope) as transaction:
                 now = self._access.clock.now()
+                said = OfThread(thread_id, step=1)
+                await self._access.emitting.of_thread(transaction, scope, "thread.deleted", said)
                 removal = await remove_thread(transaction, self._access.control, scope, sealer, thread_id, now, guard)
                 if removal is not NOTHING:
                     await self._access.offload.ledger.drop(transaction, thread_id)
@@ -275,6 +283,8 @@ class Threads:
         self._access.row_quotas.require_room(copy.scope)
         copied = await copy.run()
         await self._access.offload.ledger.copy(copy.transaction, copy.source, copy.target)
+        said = OfThread(copy.target)
+        await self._access.emitting.of_thread(copy.transaction, copy.scope, "thread.created", said)
         return copied
 
     async def _delete_if_there(self, scope: Scope, thread_id: str) -> Removal:

@@ -44,6 +44,7 @@ from storage.errors import (
     StorageError,
     ThreadExists,
 )
+from storage.event_queue.model import OfThread
 from storage.format.export import (
     AdoptionRecord,
     ArtifactRecord,
@@ -671,6 +672,8 @@ class Importing:
         async def attempt(sealer: Sealer) -> None:
             async with self._unit_of_work.begin(staged.scope) as transaction:
                 await settle(self._access, self._artifacts, self._audit, transaction, sealer, staged, actor)
+                said = OfThread(thread_id)
+                await self._access.emitting.of_thread(transaction, staged.scope, "thread.created", said)
 
         try:
             await self._access.with_keys(staged.scope, attempt, staged.share)

@@ -133,7 +133,9 @@ def parts_of(
     """What the ways to a subject's state share in a store, by other transactions; without ``offload`` in no bucket."""
     clock = clock or SystemClock()
     offload = offload or Offload(unit_of_work, BlobLedger(unit_of_work), None, None, clock)
-    return Parts(unit_of_work, store.keys, clock, Silent(), store.control, offload, RowQuotas(unit_of_work))
+    return Parts(
+        unit_of_work, store.keys, clock, Silent(), store.control, offload, RowQuotas(unit_of_work), store.emitting
+    )
 
 
 class SteeredUnitOfWork(UnitOfWork):

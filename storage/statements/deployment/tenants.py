@@ -51,9 +51,10 @@ class ApiKeyRow(msgspec.Struct, frozen=True):
 
 
 class LookedUpKey(ApiKeyRow, frozen=True):
-    """A credential that a caller presented, and whether its tenant is suspended."""
+    """A credential that a caller presented, whether its tenant is suspended, and whether that has events."""
 
     suspended: bool
+    events: bool
 
 
 _TENANTS = "SELECT tenant_id, name, created_at, suspended_at FROM stateroom.tenants"
@@ -66,7 +67,7 @@ FROM stateroom.api_keys k LEFT JOIN stateroom.api_key_seals s ON s.key_id = k.ke
 _KEYS_PAGE = """
   AND (k.created_at, k.key_id) < (:after_at, :after_id) ORDER BY k.created_at DESC, k.key_id DESC LIMIT :page_rows"""
 
-LOOK_UP = Statement("SELECT * FROM stateroom.look_up_api_key_2(:key_id)", LookedUpKey)
+LOOK_UP = Statement("SELECT * FROM stateroom.look_up_api_key_3(:key_id)", LookedUpKey)
 
 # --- tenants ---------------------------------------------------------------------------------------------------------
 

@@ -131,7 +131,15 @@ RETURNING v.path_id, v.key_id, v.model_id
 # What says how a tenant's threads are saved to and kept, and the rounds that look for them: nothing is left to keep.
 PURGE_TENANT = tuple(
     Statement(f"DELETE FROM stateroom.{table} WHERE tenant_id = :tenant_id")
-    for table in ("save_policies", "vector_policies", "retention", "retention_rounds")
+    for table in (
+        "save_policies",
+        "vector_policies",
+        "event_settings",
+        "event_relays",
+        "tenant_streams",
+        "retention",
+        "retention_rounds",
+    )
 )
 
 # Of the tombstones with these ids: those this database does not know, and those whose keys open, however far their jobs

@@ -251,16 +251,16 @@ def _call(function: str, parameters: str) -> Statement[None]:
 # other policies than it knows of (null: it names one). Nothing that the head and its writes need can have been pruned
 # while both seals are what they were, so its pieces are there. A save that fails begins with OPEN or OPEN_WRITES.
 SAVE_ON = _call(
-    "save_on_7",
+    "save_on_8",
     "key_version pieces children envelopes namespace checkpoint_id parent_id step status source agent run_id model"
     " state_schema state_version input_tokens output_tokens cost_micros created_at piece_ids manifest head_id sequence"
-    " head_seal thread_status thread_seal strict named_ids head_seal_before early_count policies keys_hash",
+    " head_seal thread_status thread_seal strict named_ids head_seal_before early_count policies keys_hash event_id",
 )
 PUT_WRITES_ON = _call(
-    "put_writes_on_6",
+    "put_writes_on_7",
     "key_version pieces children envelopes namespace checkpoint_id task_id task_path status now idx channels piece_ids"
     " values members state_schema state_version thread_status thread_seal_before thread_seal sequence head_seal_before"
-    " head_seal keys_hash",
+    " head_seal keys_hash event_id",
 )
 
 

@@ -59,7 +59,13 @@ def tenant(scope):
 
 
 def rounds(store, clock, *, threads=None, pruning=None, archives=None, **limits):
-    acts = Acts(threads or store.threads, pruning or store.pruning, archives or store.archives, store.items.expiring)
+    acts = Acts(
+        threads or store.threads,
+        pruning or store.pruning,
+        archives or store.archives,
+        store.items.expiring,
+        store.event_keeping,
+    )
     limits = RoundLimits(**{"acts_per_second": 10_000, **limits})
     return Retaining(store.unit_of_work, store.audit, clock, acts, store.control, limits)
 

@@ -224,7 +224,13 @@ async def spend(year, admin, threads):
         year.store.unit_of_work,
         year.store.audit,
         year.passing,
-        Acts(year.store.threads, year.store.pruning, year.store.archives, year.store.items.expiring),
+        Acts(
+            year.store.threads,
+            year.store.pruning,
+            year.store.archives,
+            year.store.items.expiring,
+            year.store.event_keeping,
+        ),
         year.store.control,
         RoundLimits(acts_per_second=100_000, acts_at_once=AT_ONCE),
     )
