@@ -804,6 +804,7 @@ class Kind(NamedTuple):
 
 WRITTEN_AFTER_FINISHING = (
     "deployment_features", "save_policies", "state_adoptions", "items", "item_paths", "item_scopes", "item_vectors",
+    "event_settings", "event_queue", "events", "event_counters", "event_relays", "tenant_streams",
 )  # fmt: skip
 # A table of the database that is not here fails the test below.
 KINDS = {

@@ -9,8 +9,11 @@ from random import Random  # noqa: TID251  seeded
 import msgpack
 import pytest
 
+from storage.control.features import EVENTS
 from storage.model import ChannelValue, FullState
 from tests.support.costs import CountedGateway
+from tests.support.events import all_events, events_on
+from tests.support.features import switch_on
 from tests.support.states import document, load, packed, put, save, state, write
 
 TURNS = 200
@@ -56,6 +59,25 @@ async def test_statements_of_pending_writes(scope, gateway):
     await put(gateway, scope, ID_1, write(0, "m", "x"), task_id="a")
     await put(gateway, scope, ID_1, write(0, "m", document("x")), task_id="b")
     assert gateway.counted() == 0
+
+
+async def test_events_cost_no_statement_of_a_tenant_without_and_none_more_on_what_is_remembered(store, scope, gateway):
+    await switch_on(store, EVENTS)
+    store.emitting.learn(scope.tenant_id, is_on=False)  # as every look-up of a key says
+    gateway.counted()
+    await save(gateway, scope)
+    assert gateway.counted() == 4  # as before there were events
+    saved = await save(gateway, scope)
+    await put(gateway, scope, saved.checkpoint_id, write(0, "m", "x"), status="waiting")
+    assert gateway.counted() == 0
+    await events_on(store, scope.tenant_id)
+    store.emitting.learn(scope.tenant_id, is_on=True)
+    saved = await save(gateway, scope)
+    await put(gateway, scope, saved.checkpoint_id, write(0, "m", "x"), status="waiting")
+    assert gateway.counted() == 0  # the functions add the events
+    await save(gateway, scope, "another")
+    assert gateway.counted() == 6  # that the thread is there, and its checkpoint
+    assert len(await all_events(store, scope)) == 4
 
 
 async def test_a_step_of_ten_kilobytes_stores_its_own_rows_and_little_more(scope, gateway, admin):

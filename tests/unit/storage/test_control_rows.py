@@ -4,7 +4,14 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from storage.control.features import feature_row
-from storage.control.rows import JobDraft, job_row, policy_row, schema_row, vector_policy_row
+from storage.control.rows import (
+    JobDraft,
+    event_settings_row,
+    job_row,
+    policy_row,
+    schema_row,
+    vector_policy_row,
+)
 
 TENANT = UUID("00000000-0000-4000-8000-000000000001")
 JOB = UUID("00000000-0000-4000-8000-000000000002")
@@ -37,6 +44,12 @@ def test_the_bytes_under_the_macs_are_those_of_the_format():
     )
     assert vector_policy_row(TENANT, "clear", "content", True, MOMENT).encoded(1) == (
         text("vector-policy") + WHOSE + number(0) + text("clear") + text("content") + number(1) + SECOND
+    )
+    assert event_settings_row(TENANT, True, MOMENT, MOMENT).encoded(1) == (
+        text("event-settings") + WHOSE + number(0) + number(1) + SECOND + SECOND
+    )
+    assert event_settings_row(TENANT, False, None, MOMENT).encoded(1) == (
+        text("event-settings") + WHOSE + number(0) + number(0) + NOTHING + SECOND
     )
     assert job_row(JobDraft(TENANT, JOB, "reseal", "user", "running", "at")).encoded(1) == (
         text("job") + WHOSE + number(1) + b"\x04\x00\x00\x00\x10" + JOB.bytes
