@@ -33,10 +33,16 @@ class EventKeeping:
     async def expire(self, tenant_id: UUID) -> AsyncIterator[int]:
         """Remove a tenant's events that are too old or too many; gives how many were, a transaction each.
 
+        What waits in its queue and nobody knows to be due is numbered before.
+
         Raises:
             Unavailable: The database cannot be reached.
         """
-        while True:
+        async with self._unit_of_work.snapshot(TenantRelay(tenant_id)) as transaction:
+            there_is = await transaction.fetch_only(sql.THERE_IS)
+        if there_is.queued:
+            await self._relay.drain(tenant_id)
+        while there_is.queued or there_is.numbered:
             async with self._unit_of_work.begin(TenantRelay(tenant_id)) as transaction:
                 over = await transaction.fetch_one(
                     sql.OVER, seconds_max=SECONDS_MAX, rows_kept=self._events_max, page_rows=self._page_rows
@@ -58,6 +64,11 @@ class EventKeeping:
         Raises:
             Unavailable: The database cannot be reached.
         """
+        async with self._unit_of_work.snapshot(TenantRelay(tenant_id)) as transaction:
+            there_is = await transaction.fetch_only(sql.THERE_IS)
+        if not there_is.queued and not there_is.numbered:
+            yield True
+            return
         newest = await self._relay.drain(tenant_id)
         async with self._unit_of_work.snapshot(TenantRelay(tenant_id)) as transaction:
             waiting = await transaction.fetch_only(sql.WAITS_OF_SUBJECT, gone=subject_id)

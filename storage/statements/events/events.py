@@ -84,8 +84,8 @@ LOCK = Statement("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
 READ = Statement(
     """
 SELECT is_on, since, changed_at, mac, mac_format, newest, oldest, now, at_id, reached, reached_id, e_sequence,
-    e_event_id, e_type, e_at, e_stream_kind, e_stream_id, e_incarnation, e_stream_sequence, e_subject_id, e_thread_id, e_namespace,
-    e_checkpoint_id, e_run_id, e_agent, e_status, e_job_id, e_key_id, e_subject_tag
+    e_event_id, e_type, e_at, e_stream_kind, e_stream_id, e_incarnation, e_stream_sequence, e_subject_id, e_thread_id,
+    e_namespace, e_checkpoint_id, e_run_id, e_agent, e_status, e_job_id, e_key_id, e_subject_tag
 FROM stateroom.read_events(:tenant_id, :reader, :after, :types, :thread_id, :rows_max, :numbers_max)
 """,
     PageRow,
@@ -97,6 +97,22 @@ BEGIN_ANEW = Statement("""
 INSERT INTO stateroom.event_counters AS c (tenant_id, next_sequence, oldest_sequence) VALUES (:tenant_id, 1, 1)
 ON CONFLICT (tenant_id) DO UPDATE SET next_sequence = c.next_sequence + 1, oldest_sequence = c.next_sequence + 1
 """)
+
+
+class ThereIs(msgspec.Struct, frozen=True):
+    """Whether a tenant has events that wait, and numbered ones."""
+
+    queued: bool
+    numbered: bool
+
+
+THERE_IS = Statement(
+    """
+SELECT EXISTS (SELECT FROM stateroom.event_queue WHERE tenant_id = :tenant_id) AS queued,
+    EXISTS (SELECT FROM stateroom.events WHERE tenant_id = :tenant_id) AS numbered
+""",
+    ThereIs,
+)
 
 # The number up to which events are too old or too many, of the first ones that there are; NULL: none is.
 OVER = Statement(

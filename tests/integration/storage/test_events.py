@@ -242,6 +242,16 @@ async def test_old_and_too_many_events_go_by_pages_and_positions_before_them_are
     assert await all_events(store, tenant_of(listened)) == kept[2:]
 
 
+async def test_what_waits_and_nobody_knows_to_be_due_is_numbered_by_the_round_of_retention(store, database, listened):
+    await save(store, listened)
+    store.emitting.waiting.discard(listened.tenant_id)
+    connection = await asyncpg.connect(database.dsn(database.superuser_url))
+    await connection.execute("UPDATE stateroom.event_relays SET due_at = NULL WHERE tenant_id = $1", listened.tenant_id)
+    await connection.close()
+    await store.retaining.tenant(listened.tenant_id, now=True)
+    assert await store.events.newest(listened.tenant_id) >= 2
+
+
 async def test_switched_off_and_on_again_positions_from_before_are_too_old(store, listened):
     await save(store, listened)
     last = (await all_events(store, tenant_of(listened)))[-1]
