@@ -78,7 +78,7 @@ class OfThread(NamedTuple):
     """What an event of a thread says of it.
 
     Attributes:
-        thread_id: The thread.
+        thread_id: The thread that it is about.
         namespace: The namespace that it is about.
         checkpoint_id: The checkpoint that it is about.
         run_id: The run that made it.

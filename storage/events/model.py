@@ -41,14 +41,14 @@ class Event(msgspec.Struct, frozen=True):
         stream: What it has an order with.
         stream_sequence: The number in its stream.
         subject_id: Whose it is; None: the tenant's.
-        thread_id: The thread.
-        namespace: The namespace.
-        checkpoint_id: The checkpoint.
-        run_id: The run.
-        agent: The agent.
+        thread_id: The thread that it is about.
+        namespace: The namespace that it is about.
+        checkpoint_id: The checkpoint that it is about.
+        run_id: The run that made the checkpoint.
+        agent: The agent that wrote.
         status: The checkpoint's or the thread's status, or how the job ended.
-        job_id: The job.
-        key_id: The API key.
+        job_id: The job that ended, or shredded.
+        key_id: The API key that was made or revoked.
         subject_tag: The keyed tag of a subject that was shredded.
     """
 

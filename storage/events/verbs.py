@@ -95,7 +95,7 @@ class Events:
 
         Args:
             transaction: The transaction, of the tenant's scope.
-            tenant_id: The tenant.
+            tenant_id: The tenant that says so.
             on: Whether what happens is told.
             lead_seconds: The time until all processes know of it.
         """

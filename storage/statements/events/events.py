@@ -48,11 +48,11 @@ class PageRow(msgspec.Struct, frozen=True):
         settings: Whether the tenant has events; None: it never said so.
         newest: The number of its newest event.
         oldest: The number of the oldest that is kept.
-        now: The time.
+        now: The time at which the page was read.
         at_id: The id of the event at the position; None: there is none.
         reached: The number up to which the page looked.
         reached_id: The id of the event there; None: there is none.
-        events: The events.
+        events: The events of the page, in the order of their numbers.
     """
 
     settings: SettingsRow | None
