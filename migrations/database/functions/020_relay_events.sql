@@ -26,10 +26,14 @@ DECLARE
 BEGIN
     EXECUTE format('SET LOCAL app.tenant_id = %L; SET LOCAL app.subject_id = %L; SET LOCAL app.operator = %L;'
         ' SET LOCAL app.tenant_listing = %L; SET LOCAL app.relay = %L', $1, '', '', '', 'on');
-    UPDATE stateroom.event_relays r SET leased_until = statement_timestamp() + make_interval(secs => $6)
-    WHERE r.tenant_id = $1
-      AND (r.leased_until IS NULL OR r.leased_until < statement_timestamp() OR r.leased_until = $7)
-    RETURNING r.leased_until INTO lease;
+    SELECT r.leased_until INTO lease FROM stateroom.event_relays r
+    WHERE r.tenant_id = $1 AND r.leased_until = $7 AND $7 > statement_timestamp() + make_interval(secs => $6 / 2);
+    IF NOT FOUND THEN
+        UPDATE stateroom.event_relays r SET leased_until = statement_timestamp() + make_interval(secs => $6)
+        WHERE r.tenant_id = $1
+          AND (r.leased_until IS NULL OR r.leased_until < statement_timestamp() OR r.leased_until = $7)
+        RETURNING r.leased_until INTO lease;
+    END IF;
     IF NOT FOUND THEN
         INSERT INTO stateroom.event_relays (tenant_id, due_at, leased_until)
         VALUES ($1, statement_timestamp(), statement_timestamp() + make_interval(secs => $6))
