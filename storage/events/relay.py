@@ -29,7 +29,7 @@ from storage.statements.events import queue as sql
 
 ROWS_MAX: Final = 500
 # Events that come together are numbered together: so long it waits after the first.
-GATHER_SECONDS: Final = 0.01
+GATHER_SECONDS: Final = 0.02
 # How often it looks while some tenant is due, or was a moment ago, and while none is.
 POLL_SECONDS: Final = 0.25
 IDLE_SECONDS: Final = 1.0
