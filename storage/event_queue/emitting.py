@@ -26,8 +26,10 @@ from storage.statements.events import queue as sql
 
 # How long what is known of a tenant serves; longer than a gateway keeps a credential, and than a request waits.
 KNOWN_SECONDS: Final = 8.0
-# Of so many tenants at once; of one that was forgotten a verb asks again.
+# Of so many tenants at once, and of all that are at work; of one that was forgotten a verb asks again.
 TENANTS_MAX: Final = 10_000
+# Longer than a request takes.
+FORGET_SECONDS: Final = 600.0
 
 
 class Emitting:
@@ -47,10 +49,14 @@ class Emitting:
 
     def learn(self, tenant_id: UUID, *, is_on: bool) -> None:
         """Take note of what was just read of a tenant."""
+        now = time.monotonic()
         self._known.pop(tenant_id, None)
-        if len(self._known) >= TENANTS_MAX:
-            del self._known[next(iter(self._known))]
-        self._known[tenant_id] = (time.monotonic() + KNOWN_SECONDS, is_on)
+        # The first is the one that was learned of longest ago: what somebody may be acting on now stays.
+        while (
+            len(self._known) >= TENANTS_MAX and self._known[first := next(iter(self._known))][0] < now - FORGET_SECONDS
+        ):
+            del self._known[first]
+        self._known[tenant_id] = (now + KNOWN_SECONDS, is_on)
 
     async def ready(self, tenant_id: UUID) -> None:
         """Know whether a tenant has events, outside of transactions; it asks only where that was not said lately.
