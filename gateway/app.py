@@ -24,11 +24,14 @@ from crypto import selftest
 from crypto.roots import RootKey, create_root_key
 from gateway import routes
 from gateway.admission.limits import HELD_BYTES_MAX, Admission, Commits, Drain, Draining, Refused, TooManyFailures
+from gateway.admission.waiting import Waiters
 from gateway.allocation import give_large_buffers_back
 from gateway.authentication.principals import Authenticator
 from gateway.background import in_the_background
 from gateway.documents.openapi import api_document
 from gateway.documents.page import page
+from gateway.events.hub import Hub
+from gateway.events.positions import Positions
 from gateway.http.artifact_urls import ArtifactUrls
 from gateway.http.asgi import Message, Receive, Scope, Send
 from gateway.http.cursors import Cursors
@@ -150,7 +153,7 @@ class Gateway:
                 await _say_allowed(self.router.allowed(path), answer)
             else:
                 self.router.check_host(scope["headers"])
-                with services.admission.request():
+                with services.admission.request() as facts.count_out:
                     route, parameters = self.router.find(wanted, path)
                     await route.run(services, facts, parameters, receive, answer)
         except Exception as reason:  # noqa: BLE001  what was not answered further in
@@ -164,7 +167,7 @@ class Gateway:
             services.metrics.in_flight.dec()
             if facts.access is not None and route is not None:
                 self._note(facts, route, parameters)
-            self._tell(scope, route, facts, time.perf_counter() - started)
+            self._tell(scope, route, facts, time.perf_counter() - started - facts.waited_seconds)
 
     async def _delay(self, reason: Exception) -> float:
         """Let strangers wait when there are many, where it takes no slot of those who are known; how many seconds."""
@@ -284,6 +287,8 @@ def create_app(
     commits = Commits()
     admission = Admission(settings.requests_in_flight_max)
     metrics.bounded("requests", admission.requests_max, lambda: admission.requests)
+    waiters = Waiters()
+    metrics.bounded("waiters", waiters.waiters_max, lambda: waiters.count)
     metrics.bounded("held_bytes", HELD_BYTES_MAX, lambda: admission.held_bytes)
     peppers = settings.peppers
     authenticator = Authenticator(peppers, store.tenants.look_up_key, clock, store.tenants.seals_needed)
@@ -294,6 +299,9 @@ def create_app(
         admission=admission,
         commits=commits,
         cursors=Cursors(peppers),
+        waiters=waiters,
+        hub=Hub(store.events, authenticator, store.keys.check_stored, drain),
+        event_positions=Positions(peppers),
         artifact_urls=ArtifactUrls(peppers),
         drain=drain,
         metrics=metrics,

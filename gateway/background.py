@@ -52,6 +52,7 @@ async def in_the_background(services: Services, *, for_all: bool) -> AsyncIterat
         asyncio.create_task(flushing),
         asyncio.create_task(_beat(store)),
         asyncio.create_task(services.readiness.keep_watching()),
+        asyncio.create_task(services.hub.run()),
         asyncio.create_task(store.row_quotas.keep_fresh(functools.partial(_row_quotas_failed, metrics))),
         asyncio.create_task(_repeat("history", ANCHOR_SECONDS, store.anchors.watch, ended, metrics)),
     ]
@@ -60,6 +61,7 @@ async def in_the_background(services: Services, *, for_all: bool) -> AsyncIterat
             asyncio.create_task(_anchor(store, ended, metrics)),
             asyncio.create_task(_repeat("shreds", UPHOLD_SECONDS, store.shred.uphold, ended, metrics)),
             asyncio.create_task(store.runner.keep_running(_job_round_failed)),
+            asyncio.create_task(store.event_relay.keep_running(functools.partial(_relay_failed, metrics))),
             asyncio.create_task(
                 store.sweep.keep_running(metrics.swept, functools.partial(_sweep_failed, metrics), metrics.counted)
             ),
@@ -102,6 +104,11 @@ async def _beat(store: Store) -> None:
 
 def _job_round_failed(reason: Exception) -> None:
     _log.warning("job round failed", error=type(reason).__name__)
+
+
+def _relay_failed(metrics: Metrics, reason: Exception) -> None:
+    metrics.relay_failed()
+    _log.warning("events not numbered", error=type(reason).__name__)
 
 
 def _sweep_failed(metrics: Metrics, reason: Exception) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from msgspec import UNSET, UnsetType
 
 from crypto import errors as crypto_errors
-from gateway.admission import limits
+from gateway.admission import limits, waiting
 from gateway.wire.problems import Fault, Problem
 from migrations.state import errors as state_errors
 from storage import errors as storage_errors
@@ -258,6 +258,10 @@ TABLE: dict[type[Exception], Kind] = {
         "an older one.", 1.0,
     ),
     limits.ThreadBusy: Kind(429, "thread-busy", "Too many writes wait for this thread; retry later.", 1.0),
+    waiting.TooManyWaiters: Kind(
+        429, "too-many-waiters",
+        "Listen with fewer requests at once, or ask without wait_seconds; retry after Retry-After.", 5.0,
+    ),
     limits.TransferBusy: Kind(
         429, "transfer-busy", "Wait until the transfer that is under way has ended.", 30.0, title="Transfers busy"
     ),
@@ -465,6 +469,21 @@ TABLE: dict[type[Exception], Kind] = {
     storage_errors.FeatureOff: Kind(
         409, "feature-off",
         "The operator runs 'stateroom db finish-upgrade' once every process is of this release; it holds soon after.",
+    ),
+    storage_errors.EventsOff: Kind(
+        409, "events-off",
+        "The tenant has no events: a tenant:admin switches them on (PUT /v1/events/settings), "
+        "and they begin seconds later.",
+    ),
+    storage_errors.EventsExpired: Kind(
+        410, "events-expired",
+        "Events behind the cursor are not kept any more. Begin again with since=now, and list what there is "
+        "then: threads, jobs, keys.",
+    ),
+    storage_errors.EventsRewound: Kind(
+        410, "events-rewound",
+        "The cursor is of a history that is no more: the database was restored or failed over. Begin again with "
+        "since=now, and list what there is then: threads, jobs, keys.",
     ),
     storage_errors.LinkCircular: Kind(
         409, "link-circular", "Name a parent that does not descend from the thread, or unlink one between them first.",

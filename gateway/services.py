@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gateway.admission.limits import Admission, Commits, Drain
+from gateway.admission.waiting import Waiters
 from gateway.authentication.principals import Authenticator
+from gateway.events.hub import Hub
+from gateway.events.positions import Positions
 from gateway.http.artifact_urls import ArtifactUrls
 from gateway.http.cursors import Cursors
 from gateway.readiness import Readiness
@@ -31,6 +34,9 @@ class Services:
     admission: Admission
     commits: Commits
     cursors: Cursors
+    waiters: Waiters
+    hub: Hub
+    event_positions: Positions
     artifact_urls: ArtifactUrls
     drain: Drain
     metrics: Metrics

@@ -148,6 +148,7 @@ class Metrics:
         self.dependency_up = self._gauge("stateroom_dependency_up", "1: the last probe succeeded.", ["dependency"])
         self._add_retention()
         self._add_row_counts()
+        self._add_events()
         self._add_state_work()
         self._children: dict[tuple[str, str, int], Any] = {}
 
@@ -208,6 +209,18 @@ class Metrics:
         )
         for what in _ROW_COUNT_FAILURES:
             self.row_count_failures_total.labels(what)
+
+    def _add_events(self) -> None:
+        self.events_numbered_total = self._counter(
+            "stateroom_events_numbered_total", "Events that this process numbered, so that they can be heard."
+        )
+        self.events_lag_seconds = self._gauge(
+            "stateroom_events_lag_seconds", "How long the oldest event has waited to be numbered."
+        )
+        self.events_lag_seconds.set(UNCOUNTED)
+        self.events_failures_total = self._counter(
+            "stateroom_events_failures_total", "Rounds of numbering events that failed."
+        )
 
     def _add_state_work(self) -> None:
         self.state_reads_total = self._counter(
@@ -347,6 +360,19 @@ class Metrics:
     def sweep_failed(self) -> None:
         """A round of the sweeper failed; it is tried again."""
         self.sweep_failures_total.inc()
+
+    def events_numbered(self, count: int) -> None:
+        """Events were numbered."""
+        self.events_numbered_total.inc(count)
+
+    def events_lag(self, seconds: float) -> None:
+        """The relay looked at how long the oldest event has waited."""
+        self.events_lag_seconds.set(seconds)
+        self.round_ended("events")
+
+    def relay_failed(self) -> None:
+        """A round of numbering events failed; it is tried again."""
+        self.events_failures_total.inc()
 
     def rows_counted(self, tenants: int) -> None:
         """A pass of counting rows ended."""

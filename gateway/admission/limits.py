@@ -67,6 +67,10 @@ TRANSFERS_AT_ONCE = 4  # exports and imports of a process: each keeps a core bus
 TENANT_TRANSFERS_AT_ONCE = 1  # of one tenant: two of the same only wait for each other
 REFUSED_SECONDS_MAX = 5.0  # how long the rest of an import that was refused is read, so that its client hears why
 TRANSFER_RETRY_SECONDS = 30.0  # a transfer takes minutes
+WAITERS_MAX = 1024  # who wait for events in a process: half of its connections, each a few KiB
+TENANT_WAITERS_MAX = 256  # of one tenant: four of them fit
+WAIT_SECONDS_MAX = 30  # of one request for events: proxies wait at least a minute
+WAITER_BYTES_MAX = 64 * 1024  # of events that a reader of a stream has not taken; who is slower begins again by itself
 RETRY_AFTER_SECONDS = 1.0  # what a refused request is told; load of this kind passes within a second
 
 T = TypeVar("T")
@@ -182,15 +186,34 @@ class _Load:
         self.slices = Slices()
 
 
+def _once(what: Callable[[], None]) -> Callable[[], None]:
+    """``what``, which happens when it is called first."""
+    done = False
+
+    def do() -> None:
+        nonlocal done
+        if not done:
+            done = True
+            what()
+
+    return do
+
+
 class Reservation:
     """What one request holds of the memory for bodies and answers, until it ends; and its turns at working on them."""
 
-    __slots__ = ("_bytes", "_process", "_tenant")
+    __slots__ = ("_bytes", "_leave", "_process", "_tenant")
 
-    def __init__(self, process: _Load, tenant: _Load) -> None:
+    def __init__(self, process: _Load, tenant: _Load, leave: Callable[[], None]) -> None:
         self._process = process
         self._tenant = tenant
         self._bytes = 0
+        self._leave = leave
+
+    def leave(self) -> None:
+        """Let go of everything, and of the tenant's place for a request: what is left to do is to wait."""
+        self.give()
+        self._leave()
 
     async def run(self, work: Work[T], size_bytes: int) -> T:
         """Do ``work`` on so many bytes, and return its result: at once, or in slices that take turns with others'."""
@@ -269,19 +292,24 @@ class Admission:
         return self._process.requests
 
     @contextmanager
-    def request(self) -> Iterator[None]:
-        """Count a request in.
+    def request(self) -> Iterator[Callable[[], None]]:
+        """Count a request in; yields what counts it out sooner than at its end.
 
         Raises:
             Overloaded: as many as allowed are running.
         """
         if self._process.requests >= self.requests_max:
             raise Overloaded
-        self._process.requests += 1
-        try:
-            yield
-        finally:
+
+        def count_out() -> None:
             self._process.requests -= 1
+
+        self._process.requests += 1
+        leave = _once(count_out)
+        try:
+            yield leave
+        finally:
+            leave()
 
     @contextmanager
     def tenant(self, tenant_id: UUID | None) -> Iterator[Reservation]:
@@ -297,15 +325,18 @@ class Admission:
             load = self._tenants[tenant_id] = _Load()
         if tenant_id is not None and load.requests >= self.tenant_requests_max:
             raise TenantBusy
-        load.requests += 1
-        reservation = Reservation(self._process, load)
-        try:
-            yield reservation
-        finally:
-            reservation.give()
+
+        def count_out() -> None:
             load.requests -= 1
             if not load.requests:
                 del self._tenants[tenant_id]
+
+        load.requests += 1
+        reservation = Reservation(self._process, load, _once(count_out))
+        try:
+            yield reservation
+        finally:
+            reservation.leave()
 
     @contextmanager
     def transfer(self, tenant_id: UUID) -> Iterator[None]:
@@ -380,6 +411,10 @@ class Drain:
         self.draining = False
         self.stopped = False
         self._begun = asyncio.Event()
+
+    async def begun(self) -> None:
+        """Wait for `begin`."""
+        await self._begun.wait()
 
     def begin(self) -> None:
         """Answer ``/readyz`` with 503 from now on. May be called twice, and from a signal handler."""

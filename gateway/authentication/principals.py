@@ -42,6 +42,7 @@ VERIFIED_SECONDS_MAX = 5.0  # how long a revoked key may still work in another p
 VERIFIED_KEYS_MAX = 10_000  # about 5 MB
 USED_AT_SECONDS = 60.0  # last_used_at says "when, to the minute"; more would be a write per request
 _SCHEME = b"bearer "
+_HEARS: Final = frozenset({"event:read", "tenant:admin"})
 
 _log = structlog.get_logger()
 
@@ -108,8 +109,12 @@ class Authenticator:
         self._used: dict[tuple[UUID | None, str], datetime] = {}
         self._restamped: dict[str, tuple[ApiKeyRecord, ApiKeyRecord]] = {}
 
-    async def verify(self, authorization: bytes | None) -> Principal:
+    async def verify(self, authorization: bytes | None, *, anew: bool = False) -> Principal:
         """The caller behind ``authorization``.
+
+        Args:
+            authorization: The header Authorization.
+            anew: Whether it is looked up now, whatever is remembered of it.
 
         Raises:
             Unauthenticated: whatever is wrong with the credential; it does not say what.
@@ -122,9 +127,11 @@ class Authenticator:
         token = authorization[7:].strip()
         digest = hashlib.sha256(token).digest()  # so that no key lies around in memory
         cached = self._verified.get(digest)
-        if cached is not None and cached[1] > self._monotonic():
+        if cached is not None and cached[1] > self._monotonic() and not anew:
             principal = cached[0]
         else:
+            if anew:
+                self._verified.pop(digest, None)  # if it is refused now, nobody remembers that it was not
             principal = await self._check(token, digest, vouched=cached is not None)
             self._verified[digest] = (principal, self._monotonic() + VERIFIED_SECONDS_MAX)
             self._verified.move_to_end(digest)
@@ -237,6 +244,15 @@ def lists_tenant(principal: Principal, named: str | None) -> bool:
     return principal.kind == "service" and named is None and "tenant:admin" in principal.permissions
 
 
+def hears_tenant(principal: Principal, named: str | None) -> bool:
+    """Whether who asks for events hears those of all subjects: a service key that may, and that names no subject.
+
+    An event says nothing that a listing of the tenant does not show, so ``tenant:admin`` is enough, too.
+    """
+    allowed = not _HEARS.isdisjoint(principal.permissions)
+    return principal.kind == "service" and named is None and allowed
+
+
 def named_subject(facts: Facts) -> str | None:
     """The header Stateroom-Subject as it was sent."""
     named = facts.headers.get(SUBJECT_HEADER.lower().encode())
@@ -332,9 +348,12 @@ class Reach(Generic[S]):
 
     Attributes:
         enter: Finds the scope of a principal by what is known of the request, and notes it there for the audit log.
+        whole_tenant: Whether a principal that names this subject, or none, is let in to all of its tenant, without the
+            operation's permission; None: nobody is.
     """
 
     enter: Callable[[Principal, Facts], S]
+    whole_tenant: Callable[[Principal, str | None], bool] | None = None
 
 
 def _enter_subject(principal: Principal, facts: Facts) -> SubjectScope:
@@ -350,6 +369,12 @@ def _enter_listing(principal: Principal, facts: Facts) -> SubjectScope | TenantL
     return scope
 
 
+def _enter_hearing(principal: Principal, facts: Facts) -> SubjectScope | TenantScope:
+    if hears_tenant(principal, named_subject(facts)):
+        return _enter_tenant(principal, facts)
+    return _enter_subject(principal, facts)
+
+
 def _enter_tenant(principal: Principal, facts: Facts) -> TenantScope:
     scope = tenant_scope(principal)
     facts.access = (scope.tenant_id, principal.actor, "tenant")
@@ -363,8 +388,10 @@ def _enter_operators(principal: Principal, facts: Facts) -> OperatorScope:
 
 
 SUBJECT: Final = Reach(_enter_subject)
-LISTING: Final = Reach(_enter_listing)
+LISTING: Final = Reach(_enter_listing, lists_tenant)
 """A subject, or with ``tenant:admin`` and without a subject the whole tenant; the operation decides what that gives."""
+HEARING: Final = Reach(_enter_hearing, hears_tenant)
+"""A subject, or with ``event:read`` or ``tenant:admin`` and without a subject the whole tenant."""
 TENANT: Final = Reach(_enter_tenant)
 OPERATORS: Final = Reach(_enter_operators)
 CALLER: Final[Reach[None]] = Reach(lambda _principal, _facts: None)

@@ -55,6 +55,7 @@ from storage.model import Value
 
 MEDIA_TYPES: dict[Format, str] = {"json": "application/json", "msgpack": "application/msgpack"}
 LINES_MEDIA_TYPE: Final = "application/jsonl"  # https://jsonlines.org
+EVENTS_MEDIA_TYPE: Final = "text/event-stream"  # https://html.spec.whatwg.org/multipage/server-sent-events.html
 _FORMATS: dict[str, Format] = {media_type: name for name, media_type in MEDIA_TYPES.items()}
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _ESCAPE = 'a map whose only key is a $ word is sent as {"$map": [["$...", value]]}'
@@ -100,15 +101,30 @@ def reply_format(accept: bytes | None) -> Format:
     return _negotiated(accept)
 
 
-@functools.lru_cache(maxsize=256)
-def _negotiated(accept: bytes | None) -> Format:
-    if accept is None or accept.strip() in {b"", b"*/*"}:
-        return "json"
+def accepts_events(accept: bytes | None) -> bool:
+    """Whether server-sent events are asked for by name, and nothing else is liked more; see `reply_format`."""
+    if accept is None or len(accept) > limits.ACCEPT_BYTES_MAX:
+        return False
+    ranges = _ranges(accept)
+    quality = ranges.get(EVENTS_MEDIA_TYPE, 0.0)
+    return quality > 0 and quality >= max(ranges.get(each, 0.0) for each in _FORMATS)
+
+
+def _ranges(accept: bytes) -> dict[str, float]:
+    """The media ranges of Accept, with the quality of each."""
     ranges: dict[str, float] = {}
     for part in accept.decode("latin-1").lower().split(","):
         media_range, *parameters = (piece.strip() for piece in part.split(";"))
         quality = next((text[2:] for text in parameters if text.startswith("q=")), "1")
         ranges[media_range] = float(quality) if re.fullmatch(r"[01](\.\d{0,3})?", quality) else 0.0
+    return ranges
+
+
+@functools.lru_cache(maxsize=256)
+def _negotiated(accept: bytes | None) -> Format:
+    if accept is None or accept.strip() in {b"", b"*/*"}:
+        return "json"
+    ranges = _ranges(accept)
     best: Format | None = None
     best_quality = 0.0
     for media_type, name in _FORMATS.items():

@@ -13,6 +13,7 @@ from gateway.cli.remote import (
     archive,
     artifacts,
     checkpoints,
+    events,
     items,
     keys,
     retention,
@@ -37,6 +38,7 @@ COMMAND_GROUPS: list[CommandGroupDict] = [
             "artifact",
             "workspace",
             "item",
+            "events",
             "audit",
             "archive",
             "restore",
@@ -94,7 +96,7 @@ def commands() -> None:
 
 
 for _module in (
-    running, collection, tenants, api_keys, threads, checkpoints, archive, artifacts, workspaces, items, audit,
+    running, collection, tenants, api_keys, threads, checkpoints, archive, artifacts, workspaces, items, events, audit,
     verification, states, keys, break_glass, transfer, retention, save_policies, vector_policies, replay,
     completion,
 ):  # fmt: skip

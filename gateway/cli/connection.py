@@ -39,6 +39,9 @@ _HINTS = {
     "upload-not-found": "It was completed, given up, or has expired: upload without --resume.",
     "last-admin-key": "Make another one first, or end this one all the same with --force.",
     "quota-exceeded": "Prune, delete or archive threads, delete artifacts, or ask the operator for a larger quota.",
+    "events-off": "A tenant:admin switches events on: stateroom events on",
+    "events-expired": "List what there is now, then: stateroom events --follow",
+    "events-rewound": "List what there is now, then: stateroom events --follow",
     "thread-exists": "Choose another id, or delete that thread first.",
     "draining": "The gateway is shutting down; another one should answer soon.",
     "internal": "This is a defect of the gateway: its log tells more under the request id.",
@@ -220,6 +223,17 @@ class Connection:
                 headers["If-Match"] = f'"{stateroom.encode_id(head_id)}"'
             answer = self._client.request(method, target, params=query, body=body, headers=headers)
             return answer.decode() if answer.body else None
+        except errors.StateroomError as error:
+            raise failure_from(error, self._credential) from None
+
+    def events(self, **wanted: Any) -> Iterator[stateroom.Event]:
+        """Yield events as they happen; ``wanted`` is as for the client's ``events``.
+
+        Raises:
+            Failure: As for `call`; while it follows, it goes on by itself once a gateway has answered.
+        """
+        try:
+            yield from self._client.events(**wanted)
         except errors.StateroomError as error:
             raise failure_from(error, self._credential) from None
 

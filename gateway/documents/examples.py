@@ -5,6 +5,7 @@ example against the shape it is of, and finds none missing. Made-up secrets and 
 """
 
 import base64
+import json
 from typing import Any
 
 _HEAD = "1f0c6c3e-4f5a-6b10-8000-5e2d9c7a4b11"
@@ -103,6 +104,14 @@ _ANCHOR = {
     "origin": _ORIGIN, "sequence": 118, "hash": _HASH, "stored": True,
     "note": f"{_ORIGIN}\n118\nn4bQgYhMfWWaL+qgxVrQFaO/TxsrC4Is0V1sFbDwCgg=\n\n— {_ORIGIN} Az3grlgtzPICa5OS8npVmf1M\n",
 }  # fmt: skip
+_EVENT_CURSOR = "kx0pZ1vQ3n8rW5tYb2c7d4f6g9hJkLmNpQrStUvWxYzAaBbCcDdEeFfGgHhIiJjKkLlMmNnOoPpQqRrSsTtUuV"
+_EVENT = {
+    "event_id": "01988d42-6f70-7182-9304-5e6f70819203", "type": "checkpoint.saved", "at": _LATER,
+    "stream": {"kind": "thread", "id": "trip-7", "incarnation": "8c1f0a9be2d34576"}, "stream_sequence": 12,
+    "subject_id": "user-42", "thread_id": "trip-7", "namespace": "", "checkpoint_id": _HEAD, "run_id": "run-1",
+    "agent": "travel", "status": "waiting", "job_id": None, "key_id": None, "subject_tag": None,
+}  # fmt: skip
+_EVENT_SETTINGS = {"on": True, "on_since": _LATER, "damaged": False}
 _EVENTS = {
     "origin": _ORIGIN,
     "events": [
@@ -217,6 +226,7 @@ BODIES: dict[str, Any] = {
         "searches": [{"prefix": ["memories"], "filter": {"likes": "window"}}],
         "paths": [{"prefix": ["memories"]}],
     },
+    "put_event_settings": {"on": True},
     "update_thread": {"strict": True, "agent": "travel"},
     "link_thread": {"thread_id": "trip-7", "checkpoint_id": _HEAD},
     "copy_thread": {"target_thread_id": "trip-8"},
@@ -276,6 +286,9 @@ ANSWERS: dict[str, Any] = {
         "searches": [{"items": [_ITEM], "next_cursor": None}],
         "paths": [{"paths": [["memories", "flights"]], "next_cursor": None}],
     },
+    "read_events": {"events": [{**_EVENT, "cursor": _EVENT_CURSOR}], "cursor": _EVENT_CURSOR, "more": False},
+    "get_event_settings": _EVENT_SETTINGS,
+    "put_event_settings": _EVENT_SETTINGS,
     "list_threads": {"threads": [_THREAD], "next_cursor": _CURSOR},
     "get_thread": {
         **_THREAD, "status": "done", "tier": "archive",
@@ -490,6 +503,17 @@ OTHERWISE: dict[tuple[str, int], Any] = {
     ("recover_tenant", 200): {**_RECOVERY_KEY_SHOWN, "api_key": None},
     ("readyz", 503): {**_READY, "ready": False, "draining": True},
 }
+
+
+STREAMS: dict[str, str] = {
+    "read_events": f"retry: 2000\n:\nid: {_EVENT_CURSOR}\n\n"
+    f"id: {_EVENT_CURSOR}\ndata: {json.dumps(_EVENT, separators=(',', ':'))}\n\n",
+}
+
+
+def stream_of(operation: str) -> str:
+    """The example of an operation's server-sent events."""
+    return STREAMS[operation]
 
 
 def body_of(operation: str) -> Any:

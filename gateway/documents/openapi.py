@@ -13,9 +13,9 @@ import msgspec
 from msgspec import Struct
 
 from gateway import routes, wire
-from gateway.authentication.principals import LISTING
-from gateway.bodies.codec import LINES_MEDIA_TYPE, MEDIA_TYPES
-from gateway.documents.examples import answer_of, body_of
+from gateway.authentication.principals import HEARING, LISTING
+from gateway.bodies.codec import EVENTS_MEDIA_TYPE, LINES_MEDIA_TYPE, MEDIA_TYPES
+from gateway.documents.examples import answer_of, body_of, stream_of
 from gateway.documents.member_words import words_of
 from gateway.documents.schema_words import PARAMETERS, TAGS, path_schema, portable
 from gateway.problems import KINDS
@@ -37,6 +37,10 @@ _WITH_SUBJECT = ("subject-required", "subject-mismatch", "key-unavailable", "key
 _LISTING = (
     " A service key with tenant:admin that names no subject lists over all of the tenant's subjects, by clear columns"
     " only."
+)
+_HEARING = (
+    " A service key with event:read or tenant:admin that names no subject hears all of the tenant's subjects, and what"
+    " happens to its jobs and keys."
 )
 _WITH_SHARE = ("client-share-required", "client-share-wrong", "client-share-unexpected")
 _WITH_VERSION = (
@@ -130,6 +134,10 @@ _HEADERS: dict[str, dict[str, Any]] = {
         "saved at another one is converted in memory, pending writes too; that of a schema which the header does "
         "not name is 409 state-schema-mismatch. Absent: as it was saved.",
         "example": "travel=2",
+    },
+    "Last-Event-ID": {
+        "schema": {"type": "string", "maxLength": 86},
+        "description": "The id of the last line of a stream, or a cursor: events behind it; it wins over since.",
     },
     "X-Request-Id": {
         "schema": {"type": "string", "pattern": "^[A-Za-z0-9._:-]{1,128}$"},
@@ -329,6 +337,8 @@ def _operation(one: Operation[Any]) -> dict[str, Any]:  # noqa: C901, PLR0912  o
         elif one.returns is not None:
             shape = one.returns if status == one.statuses[0] else one.returns_otherwise or one.returns
             answer["content"] = _content(shape, answer_of(one.name, status), both=not one.public)
+            if one.stream:
+                answer["content"][EVENTS_MEDIA_TYPE] = {"schema": {"type": "string"}, "example": stream_of(one.name)}
         elif one.content:
             answer["content"] = {"*/*": {"schema": {}}}
         elif one.lines:
@@ -343,7 +353,8 @@ def _operation(one: Operation[Any]) -> dict[str, Any]:  # noqa: C901, PLR0912  o
         "responses": responses | _problem_responses(_codes(one)),
     }
     if one.permission is not None:
-        described["description"] = f"Needs the permission {one.permission}.{_LISTING if one.reach is LISTING else ''}"
+        more = {LISTING: _LISTING, HEARING: _HEARING}.get(one.reach, "")
+        described["description"] = f"Needs the permission {one.permission}.{more}"
     if one.body is not None:
         described["requestBody"] = {"required": True, "content": _content(one.body, body_of(one.name))}
     if one.raw_body:

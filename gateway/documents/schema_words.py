@@ -45,7 +45,8 @@ PARAMETERS: dict[str, str] = {
     "their content; pointers: only what names them.",
     "run_id": "Only what this run made.",
     "segment": "The number of the one segment of a hot thread that comes back; absent: all of the thread does.",
-    "since": "Only checkpoints stored at this time (RFC 3339, with a zone) or later.",
+    "since": "Of checkpoints: only those stored at this time (RFC 3339, with a zone) or later. Of events: the cursor "
+    "behind which they come, or now; absent is now.",
     "skip_existing": "Whether threads that exist here are passed over, instead of ending the import.",
     "source": "Only checkpoints with this source.",
     "state_schema": "The state schema's name, [A-Za-z0-9._:-]{1,64}.",
@@ -56,12 +57,15 @@ PARAMETERS: dict[str, str] = {
     "subject_id": "The subject's id. " + _ID,
     "task_id": "The task's id. " + _ID,
     "tenant_id": "The tenant's id.",
+    "thread": "A thread's id as it is: only what is about this thread.",
     "thread_id": "The thread's id. " + _ID,
     "tier": "Only threads in this tier.",
     "token": "The signed token of the URL.",
+    "types": "A type of events; give it once for each type. Absent: all of them.",
     "until": "Only checkpoints stored before this time (RFC 3339, with a zone).",
     "upload_id": "The upload's id.",
     "verify": "Whether the chain of hashes is computed again and compared before it is shown.",
+    "wait_seconds": "How long the answer may take until there is an event; then it has none, and a cursor.",
     "view": "state: plain values; channels: the serialised bytes; none: neither.",
 }
 TAGS: dict[str, str] = {
@@ -71,6 +75,7 @@ TAGS: dict[str, str] = {
     "artifacts": "Files of threads, and the space they take.",
     "pieces": "Large leaves of values, uploaded before the save that names them.",
     "items": "What agents remember across threads: values under paths.",
+    "events": "What happens to threads, jobs and keys, told to who listens.",
     "admin": "Who am I, and API keys.",
     "tenants": "Tenants of the deployment.",
     "audit": "The audit log of a tenant, and the operators'.",

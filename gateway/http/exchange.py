@@ -67,7 +67,7 @@ _ONCE = frozenset(
         b"authorization", b"content-type", b"content-length", b"content-encoding", b"if-match",
         b"if-none-match", b"idempotency-key", b"stateroom-subject", b"stateroom-known-token",
         b"stateroom-client-share", b"accept-state-version", b"range", b"if-range", b"content-digest",
-        b"stateroom-artifact-name", b"stateroom-artifact-metadata", b"stateroom-artifact-preview",
+        b"stateroom-artifact-name", b"stateroom-artifact-metadata", b"stateroom-artifact-preview", b"last-event-id",
     }
 )  # fmt: skip
 
@@ -88,6 +88,8 @@ class Facts:
     code: str | None = None  # of the problem it was answered with
     access: tuple[UUID, str, str] | None = None  # what the audit log notes: chain, actor, whose rows
     reservation: limits.Reservation | None = None  # of who was authenticated
+    count_out: Callable[[], None] | None = None  # of the process's requests, sooner than at the end
+    waited_seconds: float = 0.0  # for something to happen: no latency of the route
     bodiless: bool = False  # a HEAD, which handlers see as a GET: its body need not be made
 
     @classmethod
@@ -387,6 +389,17 @@ class Exchange:
         self._idempotency: Idempotency | None = None
         self.facts = facts
         self.format: Format = "json" if any_accept else reply_format(facts.headers.get(b"accept"))
+
+    def leave(self) -> None:
+        """Give back the places of the process and of the tenant among requests: what is left to do is to wait."""
+        self.reservation.leave()
+        if self.facts.count_out is not None:
+            self.facts.count_out()
+
+    async def hung_up(self) -> None:
+        """Return when the client has gone; what it still sends is let go of."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
 
     def header(self, name: str) -> str | None:
         """A header's text, or None."""

@@ -2,7 +2,7 @@
 
 from types import ModuleType
 
-from gateway.routes import archive, artifacts, keys, retention, threads, trajectories, transfer, verification
+from gateway.routes import archive, artifacts, events, keys, retention, threads, trajectories, transfer, verification
 from gateway.routes.administration import audit, break_glass, credentials, tenants
 from gateway.routes.checkpoints import pieces, verbs
 from gateway.routes.items import vector_policies
@@ -24,6 +24,7 @@ GROUPS: dict[str, list[Route]] = {
     "artifacts": _of(artifacts),
     "pieces": _of(pieces),
     "items": _of(items),
+    "events": _of(events),
     "admin": _of(credentials),
     "tenants": _of(tenants),
     "audit": audit.ROUTES,

@@ -11,14 +11,15 @@ from typing import Any, Concatenate, Generic, TypeVar
 from msgspec import Struct
 
 from gateway.authentication.principals import (
+    HEARING,
     LISTING,
     SUBJECT,
     Principal,
     Reach,
     check_permission,
-    lists_tenant,
     named_subject,
 )
+from gateway.bodies.codec import accepts_events
 from gateway.http.asgi import Receive, Send
 from gateway.http.cursors import ListCursor
 from gateway.http.exchange import Answer, Exchange, Facts
@@ -58,6 +59,7 @@ class Operation(Generic[S]):
         raw_body: Whether the body is bytes of any media type, read as a stream.
         content: Whether it answers with an artifact's content, in whatever media type that has.
         lines: Shapes of the lines that it answers with, in JSON Lines; none: it answers otherwise.
+        stream: Whether it answers with server-sent events who accepts text/event-stream.
         extra_headers: Response headers worth naming beyond the common ones.
         name: The operationId, and the anchor in the documentation: the handler's name, unless another one is given.
     """
@@ -80,6 +82,7 @@ class Operation(Generic[S]):
     raw_body: bool = False
     content: bool = False
     lines: tuple[Any, ...] = ()
+    stream: bool = False
     extra_headers: tuple[str, ...] = ()
     name: str = ""
 
@@ -105,7 +108,7 @@ class Operation(Generic[S]):
     @property
     def subject(self) -> bool:
         """Whether it works on a subject's state, and so takes Stateroom-Subject."""
-        return self.reach in (SUBJECT, LISTING)
+        return self.reach in (SUBJECT, LISTING, HEARING)
 
     @property
     def plain(self) -> bool:
@@ -212,8 +215,8 @@ class Route:
             count_with(reservation.take)
             take_turns_as(principal.tenant_id)
             await loop_turn().take()  # so that many at once, each of which is quick, are not one long turn
-            lists = reach is LISTING and lists_tenant(principal, named_subject(facts))
-            if operation.permission is not None and not lists:
+            whole = reach.whole_tenant is not None and reach.whole_tenant(principal, named_subject(facts))
+            if operation.permission is not None and not whole:
                 check_permission(principal, operation.permission)
             exchange = self._exchange(facts, receive)
             call = Call(exchange, services, principal, reach.enter(principal, facts))
@@ -228,4 +231,6 @@ class Route:
             raise InvalidRequest(Fault(detail="the header is given twice", header=facts.duplicate))
         # An artifact's content comes in the media type it has, and lines are JSON, whatever is accepted.
         any_accept = operation.content or bool(operation.lines) or operation.plain
+        if operation.stream and accepts_events(facts.headers.get(b"accept")):
+            any_accept = True
         return Exchange(facts, receive, operation.path, any_accept=any_accept)

@@ -27,6 +27,7 @@ from gateway.wire import (
     verification,
 )
 from gateway.wire.administration import api_keys, audit, tenants
+from gateway.wire.events import event_settings, events
 from gateway.wire.items import batches, items, searches, vector_policies
 
 _MODULES = (
@@ -36,6 +37,8 @@ _MODULES = (
     base,
     batches,
     checkpoints,
+    event_settings,
+    events,
     items,
     jobs,
     keys,

@@ -46,7 +46,7 @@ from tests.support.production import Deployment, Launcher, ProductionGateway, se
 from tests.unit.gateway.doubles import MemoryStore, settings
 
 OWNER = "owner"
-EVERY = tenant_permissions(may_export=True)
+EVERY = tenant_permissions(may_export=True, may_hear=True)
 # What a stranger gets who sends the owner's very request in a scope of his own, where nothing is.
 ALONE: dict[str, int] = {
     "get_usage": 200,
@@ -56,6 +56,9 @@ ALONE: dict[str, int] = {
     "search_items": 200,
     "list_item_paths": 200,
     "run_item_batch": 200,
+    "read_events": 200,
+    "get_event_settings": 200,
+    "put_event_settings": 200,
     "list_threads": 200,
     "get_thread": 404,
     "get_thread_retention": 404,

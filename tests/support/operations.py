@@ -178,6 +178,7 @@ def request_of(declared: Declared, thread: Thread | None = None, **named: str) -
     bodies: dict[str, Any] = {
         "save_checkpoint": lambda: {"state": {"note": "other"}},
         "put_writes": lambda: {"writes": [{"channel": "note", "idx": 7, "value": "other"}]},
+        "put_event_settings": lambda: {"on": True},
         "update_thread": lambda: {"strict": True},
         "put_item": lambda: {"value": {"note": "other"}, "ttl_seconds": 3600},
         "search_items": lambda: {"prefix": [], "filter": {"note": {"$ne": ""}}, "limit": 10},

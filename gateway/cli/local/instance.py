@@ -356,6 +356,7 @@ async def register_keys(store: "Store", identity: Identity) -> None:
     Raises:
         StorageError: The database cannot serve this now.
     """
+    from storage.control.features import EVENTS
     from storage.model import Tenant
     from storage.scope import OperatorScope
 
@@ -371,7 +372,9 @@ async def register_keys(store: "Store", identity: Identity) -> None:
     if await store.tenants.look_up_key(service.key_id) is not None:
         return
     tenant = Tenant(tenant_id=identity.tenant_id, name=NAME, created_at=now)
-    permissions = api_keys.tenant_permissions(may_export=await store.tenants.may_allow_exports())
+    permissions = api_keys.tenant_permissions(
+        may_export=await store.tenants.may_allow_exports(), may_hear=store.features.is_switched_on(EVENTS)
+    )
     record, _ = api_keys.mint(
         peppers,
         api_keys.NewKey(kind="service", permissions=permissions, name=NAME, now=now, tenant_id=tenant.tenant_id),

@@ -17,12 +17,19 @@ from gateway.http.exchange import Answer, path_uuid, place
 from gateway.routes.administration.credentials import check_expiry, derived_ids, new_api_key
 from gateway.routing.operations import Call, Operation
 from storage import model
+from storage.control.features import EVENTS
 from storage.errors import TenantNotFound
 from storage.scope import OperatorScope
 
 
 def _tenant(tenant: model.Tenant) -> wire.tenants.Tenant:
     return wire.tenants.Tenant.of(tenant, tenant_id=str(tenant.tenant_id))
+
+
+async def _grants(call: Call[OperatorScope]) -> tuple[str, ...]:
+    """What keys may be allowed that a tenant's first key, or a recovered one, makes."""
+    may_export = await call.store.tenants.may_allow_exports()
+    return api_keys.tenant_permissions(may_export=may_export, may_hear=call.store.features.is_switched_on(EVENTS))
 
 
 @Operation(
@@ -47,7 +54,7 @@ async def create_tenant(call: Call[OperatorScope]) -> Answer:
         api_keys.NewKey(
             kind="service",
             permissions=api_keys.ADMINISTRATION,
-            grants=api_keys.tenant_permissions(may_export=await call.store.tenants.may_allow_exports()),
+            grants=await _grants(call),
             now=tenant.created_at,
             name="first key",
             tenant_id=tenant.tenant_id,
@@ -160,7 +167,7 @@ async def recover_tenant(call: Call[OperatorScope], tenant_id: str) -> Answer:
         api_keys.NewKey(
             kind="service",
             permissions=api_keys.ADMINISTRATION,
-            grants=api_keys.tenant_permissions(may_export=await call.store.tenants.may_allow_exports()),
+            grants=await _grants(call),
             now=call.services.clock.now(),
             name="recovery key",
             tenant_id=wanted,

@@ -10,6 +10,7 @@ Permission = Literal[
     "state:write",
     "state:delete",
     "state:export",
+    "event:read",
     "subject:act_as",
     "tenant:admin",
     "operator",

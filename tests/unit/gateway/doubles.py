@@ -7,12 +7,14 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
+from crypto import KeyDestroyed
 from gateway.authentication import api_keys
 from gateway.settings import Settings
 from storage import model
 from storage.clock import ManualClock
 from storage.control.clock_check import ClockOffset
 from storage.errors import CheckpointNotFound, ThreadNotFound
+from storage.events import model as events
 from storage.keys.key_seals import Pepper, Peppers
 from storage.schemas.versions import WantedVersions
 from storage.scope import ClientShare, OperatorScope, Scope, TenantScope
@@ -330,10 +332,70 @@ class Features:
     async def refresh(self) -> None:
         pass
 
+    def is_switched_on(self, feature: object) -> bool:
+        return True
+
 
 class Items:
     async def flush(self) -> None:
         pass
+
+
+class EventRelay:
+    async def keep_running(self, failed: Callable[[Exception], None], *more: Callable[[Any], None]) -> None:
+        await asyncio.Event().wait()
+
+
+class Events:
+    """Events of one tenant, by hand."""
+
+    def __init__(self) -> None:
+        self.told: list[events.Event] = []
+        self.reads = 0
+        self.error: Exception | None = None
+        self._woken = asyncio.Event()
+
+    def happen(self, event: events.Event) -> None:
+        self.told.append(event)
+        self._woken.set()
+
+    async def read(self, scope: Scope | TenantScope, query: events.EventQuery) -> events.EventPage:
+        self.reads += 1
+        if self.error is not None:
+            raise self.error
+        newest = self.told[-1] if self.told else None
+        last = (
+            events.EventPosition(0, None) if newest is None else events.EventPosition(newest.sequence, newest.event_id)
+        )
+        if query.after is None:
+            return events.EventPage([], last, more=False)
+        behind = [each for each in self.told if each.sequence > query.after.sequence]
+        shown = [
+            each
+            for each in behind
+            if (not isinstance(scope, Scope) or each.subject_id == scope.subject_id)
+            and (not query.types or each.type in query.types)
+            and query.thread_id in {None, each.thread_id}
+        ]
+        page = shown[: query.limit]
+        if len(page) < len(shown):
+            return events.EventPage(page, events.EventPosition(page[-1].sequence, page[-1].event_id), more=True)
+        return events.EventPage(page, last, more=False)
+
+    async def newest(self, tenant_id: UUID) -> int:
+        return self.told[-1].sequence if self.told else 0
+
+    def woken(self, tenant_id: UUID) -> asyncio.Event:
+        return self._woken
+
+
+class Keys:
+    def __init__(self) -> None:
+        self.shredded_ids: set[str] = set()
+
+    async def check_stored(self, scope: Scope) -> None:
+        if scope.subject_id in self.shredded_ids:
+            raise KeyDestroyed
 
 
 class MemoryStore:
@@ -348,6 +410,9 @@ class MemoryStore:
         self.anchors = Anchors()
         self.head_anchors = HeadAnchors()
         self.items = Items()
+        self.events = Events()
+        self.keys = Keys()
+        self.event_relay = EventRelay()
         self.shred = Shreds()
         self.runner = Runner()
         self.sweep = Sweep()

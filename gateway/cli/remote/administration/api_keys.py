@@ -16,7 +16,15 @@ from gateway.cli.calling import (
 )
 from gateway.cli.parameters import Moment, Page, page_options
 
-PERMISSIONS = ("state:read", "state:write", "state:delete", "state:export", "subject:act_as", "tenant:admin")
+PERMISSIONS = (
+    "state:read",
+    "state:write",
+    "state:delete",
+    "state:export",
+    "event:read",
+    "subject:act_as",
+    "tenant:admin",
+)
 
 _KEYS = Listing(
     {

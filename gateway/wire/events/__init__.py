@@ -1,0 +1,1 @@
+"""Bodies of events: what agents remember under paths."""
