@@ -4,6 +4,7 @@ This package owns the client's side of API v1. It imports nothing of the gateway
 ``stateroom.langgraph`` is imported.
 """
 
+from stateroom._events.shapes import Event, EventStream
 from stateroom._items.async_items import AsyncItems
 from stateroom._items.items import Items
 from stateroom._items.shapes import (
@@ -59,6 +60,9 @@ from stateroom.errors import (
     Conflict,
     DeltaChainNeeded,
     DigestMismatch,
+    EventsExpired,
+    EventsOff,
+    EventsRewound,
     Fault,
     GatewayUnavailable,
     HeadMoved,
@@ -99,6 +103,7 @@ from stateroom.errors import (
     ThreadBusy,
     ThreadExists,
     ThreadNotFound,
+    TooManyWaiters,
     Unauthenticated,
     UploadIncomplete,
     UploadNotFound,
@@ -174,6 +179,11 @@ __all__ = [
     "DeltaChainNeeded",
     "DigestMismatch",
     "Disposition",
+    "Event",
+    "EventStream",
+    "EventsExpired",
+    "EventsOff",
+    "EventsRewound",
     "Fact",
     "Fault",
     "FileTokenStore",
@@ -258,6 +268,7 @@ __all__ = [
     "Timeouts",
     "TokenPlace",
     "TokenStore",
+    "TooManyWaiters",
     "ToolCall",
     "TrajectoryChange",
     "TrajectoryStep",

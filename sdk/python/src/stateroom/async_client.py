@@ -13,6 +13,9 @@ from typing import Any, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack, c
 import httpx2
 
 from stateroom._artifacts.transfers import Reception
+from stateroom._events import requests as event_requests
+from stateroom._events.async_listening import async_listen
+from stateroom._events.shapes import Event, Wanted
 from stateroom._io.on_loop import open_async_transport, together
 from stateroom._io.transport import NoAnswer
 from stateroom._items.async_items import AsyncItems
@@ -350,6 +353,59 @@ class AsyncClient:
     def artifacts(self) -> AsyncArtifacts:
         """Files that belong to threads."""
         return AsyncArtifacts(self)
+
+    def events(
+        self,
+        *,
+        since: str | None = None,
+        types: Sequence[str] = (),
+        thread: str | None = None,
+        follow: bool = True,
+        whole_tenant: bool = False,
+    ) -> AsyncIterator[Event]:
+        """What happens, as it happens: of the subject, or of the whole tenant. The subject is decided here.
+
+        The iterator ends when the caller stops taking. It goes on by itself where a connection broke or a gateway
+        went away, behind the last event that it handed out: none is skipped and none comes twice. Events are kept for
+        days, so that ``since=event.cursor`` goes on in another process; they wake, the audit log is the record.
+
+        Args:
+            since: The ``cursor`` of an event; left out, what happens from the iterator's first step on.
+            types: Only these types, such as ``thread.status``.
+            thread: Only what is about the thread of this id.
+            follow: Whether to wait for what is to come; else the iterator ends with what has happened.
+            whole_tenant: All subjects' events, and those of jobs and keys, whatever subject the client acts for; takes
+                a service key with ``event:read`` or ``tenant:admin``.
+
+        Raises:
+            EventsOff: The tenant has no events.
+            EventsExpired: What is behind ``since`` is not kept any more: list what there is, and listen from now on.
+            EventsRewound: The database was restored to before ``since``; likewise.
+            GatewayUnavailable: No gateway was reached at first.
+        """
+        return async_listen(self, Wanted(tuple(types), thread, follow), since, self._hearing(whole_tenant))
+
+    async def event_cursor(
+        self, *, types: Sequence[str] = (), thread: str | None = None, whole_tenant: bool = False
+    ) -> str:
+        """The cursor of this moment: what ``events(since=...)`` with the same arguments begins behind.
+
+        Take it before you look at what there is, and nothing that happens meanwhile is missed.
+
+        Args:
+            types: As for ``events``.
+            thread: As for ``events``.
+            whole_tenant: As for ``events``.
+
+        Raises:
+            EventsOff: The tenant has no events.
+        """
+        wanted = Wanted(tuple(types), thread)
+        return (await self.drive(event_requests.page(wanted, None, 0.0), self._hearing(whole_tenant))).cursor
+
+    def _hearing(self, whole_tenant: bool) -> Pinned:
+        """Whose events are heard; a share opens nothing there."""
+        return Pinned(None) if whole_tenant else Pinned(self.pin().subject)
 
     async def whoami(self) -> WhoAmI:
         """Who the credential is.

@@ -154,6 +154,18 @@ class CommitUnknown(GatewayUnavailable):
     """The gateway lost the answer to its COMMIT; the same save may be sent again."""
 
 
+class EventsOff(StateroomError):
+    """The tenant has no events, or none yet; ``PUT /v1/events/settings`` switches them on."""
+
+
+class EventsExpired(StateroomError):
+    """Events behind the cursor are not kept any more: list what there is, then listen without ``since``."""
+
+
+class EventsRewound(StateroomError):
+    """The cursor is of a history that a restore took back: list what there is, then listen without ``since``."""
+
+
 class KeyUnavailable(StateroomError):
     """The tenant's key cannot be reached now, so nothing can be sealed or opened."""
 
@@ -388,6 +400,10 @@ class TenantBusy(Busy):
 
 class ThreadBusy(Busy):
     """One thread has as many requests in flight as it may have."""
+
+
+class TooManyWaiters(Busy):
+    """The tenant, or the gateway, has as many requests that wait for events as it may."""
 
 
 class ClientShareRequired(InvalidRequest):

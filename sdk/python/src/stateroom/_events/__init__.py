@@ -1,0 +1,1 @@
+"""Events: what happened in a tenant, told to who listens."""
