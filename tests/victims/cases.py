@@ -48,6 +48,7 @@ LARGE_BYTES = limits.BODY_BYTES_MAX - 64 * 1024
 LARGE_AT_ONCE = limits.TENANT_HELD_BYTES_MAX // limits.BODY_BYTES_MAX
 DENSE_AT_ONCE = 20
 VALUES = limits.VALUES_MAX - 1000  # room for what is around them
+WAITERS_TRYING = 1400
 NUMBER, CAPTURED = "@N@", "@ID@"
 SAVE = "/v1/threads/{}/checkpoints"
 
@@ -760,6 +761,28 @@ def vectors_put(tenant: Tenant, declared: Declared) -> list[Line]:
     ]
 
 
+def events_heard(tenant: Tenant, declared: Declared) -> list[Line]:
+    """As many streams as may be, half of them not read, and many more who try to wait; all are told what eight save."""
+    stream = tenant.raw("GET", "/v1/events", accept="text/event-stream")
+    wait = tenant.raw("GET", "/v1/events?wait_seconds=30")
+    saves_ = [tenant.raw("POST", SAVE.format(f"heard-{number}"), b'{"state":{"a":1}}') for number in range(8)]
+    return [
+        Line(limits.TENANT_WAITERS_MAX, [stream], reads=False),
+        Line(WAITERS_TRYING, [wait]),
+        *(Line(1, [each]) for each in saves_),
+    ]
+
+
+def events_behind(tenant: Tenant, declared: Declared) -> list[Line]:
+    """Pages of events from their first on."""
+    first = tenant.client.get("/v1/events", params={"types": "thread.status"}).json()["cursor"]
+    begin = tenant.client.get("/v1/events").json()["cursor"]
+    tenant.send_many([{"method": "POST", "url": SAVE.format("t"), "json": {"state": {"a": 1}}}] * limits.PAGE_ITEMS_MAX,
+                     limits.THREAD_WRITES_ACTIVE_MAX)  # fmt: skip
+    paths = [f"/v1/events?limit=1000&since={begin}", f"/v1/events?limit=1000&types=thread.status&since={first}"]
+    return [Line(EVERYBODY // 2, [tenant.raw("GET", path)]) for path in paths]
+
+
 def more_paths(tenant: Tenant, declared: Declared) -> list[Line]:
     """A hundred paths more than there may be, again and again."""
     writes = [{"path": [f"more-{NUMBER}", str(n)], "key": "k", "value": {}} for n in range(ITEM_OPERATIONS_MAX)]
@@ -852,6 +875,13 @@ CASES: dict[str, Case] = {
     "vectors put": Case(
         "64 puts; 9 give one item 512 or 1,024 vectors of 4,096 dimensions, or 32 as numbers", vectors_put
     ),
+    "events heard": Case(
+        "256 streams that nobody reads, 1,400 more who try to wait, 20 times a second each, and eight who save",
+        events_heard,
+        frozenset({"429"}),
+        rows=rows.events,
+        shares="events",
+    ),
     "more paths": Case(
         "128 put into 100 paths more than there may be", more_paths, rows=rows.many_paths, shares="paths"
     ),
@@ -859,6 +889,10 @@ CASES: dict[str, Case] = {
 }
 
 VERBS: dict[str, Case] = {
+    "read_events": Case("128 pages of 1,000 events, half of them of a type that none has", events_behind,
+                        rows=rows.events, shares="events"),
+    "get_event_settings": LOOK_UPS,
+    "put_event_settings": BODIES,
     "list_threads": Case("128 pages of 1,000 threads", pages(many_threads)),
     "get_thread": LOOK_UPS,
     "update_thread": BODIES,
@@ -1004,6 +1038,9 @@ LIMITS: dict[str, str] = {
     "HEADER_BYTES_MAX": "long queries",
     "HEADERS_MAX": "long queries",
     "HEADER_SECONDS_MAX": "silent connections",
+    "WAITERS_MAX": "events heard",
+    "TENANT_WAITERS_MAX": "events heard",
+    "WAITER_BYTES_MAX": "events heard",
     "CONNECTIONS_MAX": "silent connections",
     "BODY_BYTES_MAX": "large bodies",
     "HELD_BYTES_MAX": "large bodies",
@@ -1105,6 +1142,7 @@ UNPUSHED: dict[str, str] = {
     "ITEM_PATH_BYTES_MAX": _A_TEXT,
     "ITEM_FILTER_BYTES_MAX": "a body's limits bound them together; what a filter costs is how many values it has",
     "ITEM_TTL_SECONDS_MAX": _A_NUMBER,
+    "WAIT_SECONDS_MAX": "how long a waiter lasts, which takes nothing meanwhile",
     "URL_SECONDS_MAX": "how long a URL is good for: nothing is kept for it",
     "_FLOAT_MAX": _A_NUMBER,
     "SECONDS_MAX": _A_NUMBER,

@@ -41,6 +41,7 @@ from storage.statements.rules import retention as retention_sql
 from storage.statements.rules import save_policies as save_policies_sql
 from storage.statements.rules import state_schemas as schemas_sql
 from storage.threads.links import ANCESTORS_MAX, FAMILY_THREADS_MAX
+from tests.support.events import events_on
 from tests.support.features import switch_on
 from tests.support.production import Deployment
 
@@ -174,6 +175,11 @@ async def many_vectors(store: Store, tenant_id: UUID) -> None:
             for number in range(start, min(start + _PUT_AT_ONCE, count))
         ]
         await store.items.run(scope, Batch(writes=writes))
+
+
+async def events(store: Store, tenant_id: UUID) -> None:
+    """The tenant's events are on."""
+    await events_on(store, tenant_id)
 
 
 async def _put(store: Store, tenant_id: UUID, items: Sequence[tuple[tuple[str, ...], str, bytes]]) -> None:
