@@ -81,7 +81,7 @@ _TABLES = {
 ) WITH (fillfactor='60')""",
 }
 # By table: the policies of gw_app, each with its command, its condition and its check.
-_POLICIES = {
+_POLICIES: dict[str, dict[str, tuple[str, str | None, str | None]]] = {
     "event_settings": {"tenant_rows": ("ALL", _TENANT, _TENANT)},
     "event_queue": {
         "relay_reads": ("SELECT", _RELAY, None),
