@@ -58,30 +58,28 @@ class EventKeeping:
     async def forget(self, tenant_id: UUID, subject_id: str) -> AsyncIterator[bool]:
         """Leave of a subject's events that there were some; nobody adds any more.
 
-        Gives after each transaction whether all are done; the last time False, if another process is at the queue, and
-        this is to be done again.
+        Gives after each transaction whether all are done. The last time it is False where some are not numbered yet,
+        because another process is at the queue: this is to be done again.
 
         Raises:
             Unavailable: The database cannot be reached.
         """
         async with self._unit_of_work.snapshot(TenantRelay(tenant_id)) as transaction:
-            there_is = await transaction.fetch_only(sql.THERE_IS)
-        if not there_is.queued and not there_is.numbered:
-            yield True
-            return
-        newest = await self._relay.drain(tenant_id)
+            waiting = (await transaction.fetch_only(sql.OF_SUBJECT, gone=subject_id)).waiting
+        if waiting:
+            await self._relay.drain(tenant_id)
         async with self._unit_of_work.snapshot(TenantRelay(tenant_id)) as transaction:
-            waiting = await transaction.fetch_only(sql.WAITS_OF_SUBJECT, gone=subject_id)
-            after = await transaction.fetch_only(sql.FIRST_KEPT) - 1
-        if newest is None or waiting:
+            left = await transaction.fetch_only(sql.OF_SUBJECT, gone=subject_id)
+        if left.waiting:
             yield False
             return
-        while after < newest:
-            until = min(after + self._page_rows, newest)
+        after = left.oldest - 1
+        while after < left.newest:
+            until = min(after + self._page_rows, left.newest)
             async with self._unit_of_work.begin(TenantRelay(tenant_id)) as transaction:
                 await transaction.run(sql.REMOVE_OF_SUBJECT, after=after, until=until, gone=subject_id)
             after = until
-            yield after == newest
+            yield after == left.newest
         yield True
 
     async def forget_all(self, tenant_id: UUID) -> AsyncIterator[int]:

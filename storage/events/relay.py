@@ -122,6 +122,8 @@ class EventRelay:
         """
         tenants = list(self._emitting.waiting)[:_TENANTS_MAX]
         self._emitting.waiting.difference_update(tenants)
+        if self._emitting.waiting:
+            self._emitting.added.set()  # the others have their turn at once
         failures: list[Exception] = []
         numbered = 0
 

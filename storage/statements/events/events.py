@@ -141,9 +141,24 @@ UPDATE stateroom.events SET type = 'removed', subject_id = '', stream_kind = 'te
     status = NULL, job_id = NULL, key_id = NULL, subject_tag = NULL
 WHERE tenant_id = :tenant_id AND sequence > :after AND sequence <= :until AND subject_id = :gone
 """)
-FIRST_KEPT = Statement("SELECT coalesce(min(sequence), 1) FROM stateroom.events WHERE tenant_id = :tenant_id", int)
-WAITS_OF_SUBJECT = Statement(
-    "SELECT EXISTS (SELECT FROM stateroom.event_queue WHERE tenant_id = :tenant_id AND subject_id = :gone)", bool
+
+
+class OfSubject(msgspec.Struct, frozen=True):
+    """Whether events of a subject wait, and where numbered ones can be: from the oldest to the newest of its tenant."""
+
+    waiting: bool
+    oldest: int
+    newest: int
+
+
+# In one snapshot: what does not wait has its number.
+OF_SUBJECT = Statement(
+    """
+SELECT EXISTS (SELECT FROM stateroom.event_queue WHERE tenant_id = :tenant_id AND subject_id = :gone) AS waiting,
+    coalesce((SELECT min(sequence) FROM stateroom.events WHERE tenant_id = :tenant_id), 1) AS oldest,
+    coalesce((SELECT max(sequence) FROM stateroom.events WHERE tenant_id = :tenant_id), 0) AS newest
+""",
+    OfSubject,
 )
 
 # All of a tenant, which is gone, too; what it said is removed with what else it said.

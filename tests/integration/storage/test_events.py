@@ -378,6 +378,24 @@ async def test_of_a_shredded_subject_events_say_only_that_there_were_some(store,
     assert (ended.type, ended.job_id) == ("job.ended", begun.job_id)
 
 
+async def test_a_shred_ends_although_another_process_is_at_the_tenants_queue_all_the_time(store, database, listened):
+    await save(store, listened)
+    await all_events(store, listened)
+    connection = await asyncpg.connect(database.dsn(database.superuser_url))
+    await connection.execute(
+        "UPDATE stateroom.event_relays SET leased_until = now() + interval '1 hour' WHERE tenant_id = $1",
+        listened.tenant_id,
+    )
+    begun = await store.shred.subject(listened, listened.subject_id, "api-key:test")
+    async with asyncio.timeout(60):
+        while (await store.jobs.get(tenant_of(listened), begun.job_id)).state in {"queued", "running"}:
+            await store.runner.run_due()
+            await asyncio.sleep(0)
+    found = "SELECT count(*) FROM stateroom.events WHERE tenant_id = $1 AND subject_id <> ''"
+    assert await connection.fetchval(found, listened.tenant_id) == 0
+    await connection.close()
+
+
 async def test_a_shredded_tenant_leaves_no_event_and_no_settings(store, database, listened):
     await save(store, listened)
     await all_events(store, tenant_of(listened))
