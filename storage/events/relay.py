@@ -35,6 +35,8 @@ POLL_SECONDS: Final = 0.25
 IDLE_SECONDS: Final = 1.0
 # A tenant without events for so long is given back.
 REST_SECONDS: Final = 1.0
+# How often it is looked at how long tenants wait.
+MEASURE_SECONDS: Final = 5.0
 # A dead process's tenant is another one's after so long.
 LEASE_SECONDS: Final = 5.0
 # Tenants that it looks at in one turn, and those of them at the same time.
@@ -76,12 +78,20 @@ class EventRelay:
         """What is set whenever this process numbered events of a tenant; as `storage.events.verbs.Events.woken`."""
         return self._woken.setdefault(tenant_id, asyncio.Event())
 
-    async def keep_running(self, failed: Callable[[Exception], None]) -> None:
+    async def keep_running(
+        self,
+        failed: Callable[[Exception], None],
+        numbered: Callable[[int], None] = lambda _: None,
+        lagging: Callable[[float], None] = lambda _: None,
+    ) -> None:
         """Number events until cancelled, which is safe at any moment.
 
-        ``failed`` is told of each look that failed; the next one comes all the same.
+        Args:
+            failed: Told of each look that failed; the next one comes all the same.
+            numbered: Told the number of events that were numbered.
+            lagging: Told every few seconds how long the tenant has waited that nobody is at.
         """
-        polled, due = float("-inf"), False
+        polled, due, measured = float("-inf"), False, float("-inf")
         try:
             while True:
                 pause = POLL_SECONDS if due or self._held else IDLE_SECONDS
@@ -90,7 +100,10 @@ class EventRelay:
                     if time.monotonic() - polled >= pause:
                         polled = time.monotonic()
                         due = await self._find_due()
-                    await self.run_once()
+                    numbered(await self.run_once())
+                    if time.monotonic() - measured >= MEASURE_SECONDS:
+                        measured = time.monotonic()
+                        lagging(await self._lag_seconds())
                 except Exception as reason:  # noqa: BLE001  whatever it is, the next look must come
                     failed(reason)
         finally:
@@ -113,6 +126,12 @@ class EventRelay:
         self._emitting.waiting.update(found)
         self._emitting.waiting.update(self._held)
         return bool(found)
+
+    async def _lag_seconds(self) -> float:
+        if EVENTS.name not in self._features.since():
+            return 0.0
+        async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
+            return await transaction.fetch_only(sql.LAG_SECONDS)
 
     async def run_once(self) -> int:
         """Number what this process knows to be due; returns how many events that were.

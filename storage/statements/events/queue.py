@@ -77,6 +77,14 @@ ORDER BY due_at LIMIT :limit
 """,
     UUID,
 )
+# How long the tenant has waited that nobody is at, and that waits the longest.
+LAG_SECONDS = Statement(
+    """
+SELECT coalesce(extract(epoch FROM max(statement_timestamp() - due_at)), 0)::float8 FROM stateroom.event_relays
+WHERE due_at IS NOT NULL AND (leased_until IS NULL OR leased_until < statement_timestamp())
+""",
+    float,
+)
 # There is a row from the moment on at which a tenant switches its events on.
 BEGIN_RELAY = Statement("""
 INSERT INTO stateroom.event_relays (tenant_id, due_at) VALUES (:tenant_id, statement_timestamp())
