@@ -61,7 +61,11 @@ async def in_the_background(services: Services, *, for_all: bool) -> AsyncIterat
             asyncio.create_task(_anchor(store, ended, metrics)),
             asyncio.create_task(_repeat("shreds", UPHOLD_SECONDS, store.shred.uphold, ended, metrics)),
             asyncio.create_task(store.runner.keep_running(_job_round_failed)),
-            asyncio.create_task(store.event_relay.keep_running(functools.partial(_relay_failed, metrics))),
+            asyncio.create_task(
+                store.event_relay.keep_running(
+                    functools.partial(_relay_failed, metrics), metrics.events_numbered, metrics.events_lag
+                )
+            ),
             asyncio.create_task(
                 store.sweep.keep_running(metrics.swept, functools.partial(_sweep_failed, metrics), metrics.counted)
             ),

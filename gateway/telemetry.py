@@ -215,7 +215,7 @@ class Metrics:
             "stateroom_events_numbered_total", "Events that this process numbered, so that they can be heard."
         )
         self.events_lag_seconds = self._gauge(
-            "stateroom_events_lag_seconds", "How long the oldest event has waited to be numbered."
+            "stateroom_events_lag_seconds", "How long the tenant's events have waited to be numbered that nobody is at."
         )
         self.events_lag_seconds.set(UNCOUNTED)
         self.events_failures_total = self._counter(

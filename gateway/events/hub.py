@@ -126,6 +126,7 @@ class _Channel:
             self._position = None
 
     def _end_all(self, reason: Exception) -> None:
+        _log.warning("listeners of a tenant ended", error=type(reason).__name__, listeners=len(self.listeners))
         for each in list(self.listeners):
             each.end(reason)
 

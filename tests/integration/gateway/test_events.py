@@ -355,7 +355,7 @@ async def test_a_reader_that_takes_nothing_is_cut_and_holds_no_place(launcher, h
         deadline = time.monotonic() + 60
         long = {"run_id": "r" * 255, "agent": "a" * 255, "namespace": "n" * 1000}  # the system keeps megabytes for it
         while "events not read" not in gateway.log:  # at level info
-            assert time.monotonic() < deadline
+            assert time.monotonic() < deadline, gateway.log[-20_000:]
             await asyncio.gather(*(save(client, f"{number}".ljust(255, "t"), **long) for number in range(16)))
         slow.close()
 
