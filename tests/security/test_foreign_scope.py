@@ -17,7 +17,8 @@ from gateway.authentication.api_keys import SUBJECT_PERMISSIONS, tenant_permissi
 from gateway.embedded.postgres import EmbeddedPostgres
 from gateway.embedded.s3 import EmbeddedS3
 from gateway.problems import PathUnknown
-from storage.control.features import ADOPTIONS, CLEAR_VECTORS, ITEMS, LINKS, READABLE_EXPORTS, SAVE_POLICIES
+from storage.control.features import ADOPTIONS, CLEAR_VECTORS, EVENTS, ITEMS, LINKS, READABLE_EXPORTS, SAVE_POLICIES
+from tests.support.events import events_on
 from tests.support.features import finish_upgrade
 from tests.support.gateway import Tenant
 from tests.support.operations import (
@@ -44,6 +45,7 @@ from tests.support.operations import (
 )
 from tests.support.production import Deployment, Launcher, ProductionGateway, serving
 from tests.unit.gateway.doubles import MemoryStore, settings
+from tests.victims.rows import opened
 
 OWNER = "owner"
 EVERY = tenant_permissions(may_export=True, may_hear=True)
@@ -243,7 +245,7 @@ async def world(own_gateway: ProductionGateway, launcher: Launcher, database_dsn
     environ = {"PATH": os.environ["PATH"], **deployment.environ}
 
     # What is done only once an upgrade was finished must keep to its tenant, too.
-    await finish_upgrade(deployment, ADOPTIONS, READABLE_EXPORTS, SAVE_POLICIES, LINKS, ITEMS, CLEAR_VECTORS)
+    await finish_upgrade(deployment, ADOPTIONS, READABLE_EXPORTS, SAVE_POLICIES, LINKS, ITEMS, CLEAR_VECTORS, EVENTS)
 
     def operator_key(*options: str) -> str:
         made = launcher.run(environ, "init", "--another", "--json", *options)
@@ -277,6 +279,9 @@ async def world(own_gateway: ProductionGateway, launcher: Launcher, database_dsn
     for one in (service_key, foreign_key):
         with tenancy.client(one) as service:
             tenant_ids.append(service.get("/v1/whoami").json()["tenant_id"])
+    async with opened(deployment) as store:  # what happens must be told to nobody else
+        for tenant_id in tenant_ids:
+            await events_on(store, UUID(tenant_id))
     for one in (service_key, foreign_key, deployment.operator_key):  # so that everybody has an anchor of his own
         with tenancy.client(one) as client:
             path = "/v1/admin/audit/anchor" if one == deployment.operator_key else "/v1/audit/anchor"
@@ -380,6 +385,8 @@ class Records(NamedTuple):
 
 DEPLOYMENT = str(UUID(int=0))  # the tenant column of what is the operators'
 JOB_SECONDS_MAX = 240
+# What happened is numbered in the background, a moment after what made it true was stored.
+NUMBERED = frozenset({"event_counters", "event_queue", "event_relays", "events"})
 # What the owner's own answer must hold, so that a stranger's answer without it says something.
 SHOWN = {
     "export_thread": '"recipient"',
@@ -443,6 +450,8 @@ SHOWN = {
     "put_save_policy": '"strict":false',
     "get_vector_policy": '"vectors":"sealed"',
     "put_vector_policy": '"vectors":"sealed"',
+    "get_event_settings": '"on":true',
+    "put_event_settings": '"on":true',
     "preview_retention": '"threads":',
     "get_retention_round": '"state":"',
     "begin_retention_round": '"state":"',
@@ -515,7 +524,7 @@ async def _stored(connection: asyncpg.Connection, *tenant_ids: str) -> dict[str,
     )
     digests = []
     for table, of_tenants in columns:
-        if table in {"audit_heads", "processes"}:  # of which the second says every few seconds who runs
+        if table in {"audit_heads", "processes"} or table in NUMBERED:  # the second says every few seconds who runs
             continue
         where = "(tenant_id = ANY($1) OR tenant_id IS NULL)" if of_tenants else "$1::uuid[] IS NOT NULL"
         where += " AND action NOT IN ('access', 'access.dropped')" if table == "audit_log" else ""
