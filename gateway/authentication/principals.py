@@ -130,9 +130,11 @@ class Authenticator:
         if cached is not None and cached[1] > self._monotonic() and not anew:
             principal = cached[0]
         else:
-            if anew:
-                self._verified.pop(digest, None)  # if it is refused now, nobody remembers that it was not
-            principal = await self._check(token, digest, vouched=cached is not None)
+            try:
+                principal = await self._check(token, digest, vouched=cached is not None)
+            except Unauthenticated:
+                self._verified.pop(digest, None)
+                raise
             self._verified[digest] = (principal, self._monotonic() + VERIFIED_SECONDS_MAX)
             self._verified.move_to_end(digest)
             if len(self._verified) > VERIFIED_KEYS_MAX:
@@ -144,6 +146,13 @@ class Authenticator:
             raise TenantSuspended
         self._used[principal.tenant_id, principal.key_id] = now
         return principal
+
+    def tenant_of(self, authorization: bytes | None) -> UUID | None:
+        """The tenant of a credential that was right here before, whether it is now or not; None: nobody knows it."""
+        if authorization is None:
+            return None
+        known = self._verified.get(hashlib.sha256(authorization[7:].strip()).digest())
+        return None if known is None else known[0].tenant_id
 
     async def _check(self, token: bytes, digest: bytes, *, vouched: bool) -> Principal:
         presented = api_keys.parse(token.decode("latin-1"))
