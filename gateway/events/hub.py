@@ -35,7 +35,7 @@ from storage.scope import Scope, TenantScope
 
 TICK_SECONDS_MIN: Final = 0.1
 TICK_SECONDS_MAX: Final = 2.0
-GATHER_SECONDS: Final = 0.02  # what is numbered within so long is read together
+GATHER_SECONDS: Final = 0.05  # what is numbered within so long is read together
 BATCH_EVENTS: Final = 100
 SLICE_LISTENERS: Final = 64  # are offered a batch in one turn of the loop
 CHECK_SECONDS: Final = 2.5  # with the look-ups it stays below the 5 s in which a revoked key must be noticed
@@ -107,11 +107,12 @@ class _Channel:
                         await woken.wait()
                 if not self.listeners:  # looked at before anything is taken from those who listen by now
                     return
-                if woken.is_set():
+                was_woken = woken.is_set()
+                if was_woken:
                     await asyncio.sleep(GATHER_SECONDS)
                     woken.clear()
                 try:
-                    moved = await self._read()
+                    moved = await self._read(ask_first=not was_woken)
                 except (StorageError, CryptoError) as reason:
                     if isinstance(reason, _OVER):
                         self._end_all(reason)
@@ -130,10 +131,10 @@ class _Channel:
         for each in list(self.listeners):
             each.end(reason)
 
-    async def _read(self) -> bool:
-        """Read what came, and offer it; whether anything did."""
+    async def _read(self, *, ask_first: bool) -> bool:
+        """Read what came, and offer it; whether anything did. Who was not woken asks for the newest number first."""
         assert self._position is not None  # noqa: S101  for the type checker: it is known as long as this runs
-        if await self._events.newest(self._tenant_id) == self._position.sequence:
+        if ask_first and await self._events.newest(self._tenant_id) == self._position.sequence:
             return False
         more = True
         while more:
