@@ -66,6 +66,7 @@ class Listener:
     Attributes:
         is_live: Whether it is offered what happens, so that it need not read.
         is_ended: Whether it hears nothing more.
+        is_cut: Whether that is because its reader is too slow, so that nothing more is sent to it either.
         reason: Why it ended, where something is wrong; None: nothing is.
     """
 
@@ -78,6 +79,7 @@ class Listener:
         self.position = position
         self.is_live = False
         self.is_ended = False
+        self.is_cut = False
         self.reason: Exception | None = None
         self._subject_id = scope.subject_id if isinstance(scope, Scope) else None
         self._pending: deque[Told] = deque()
@@ -153,6 +155,7 @@ class Listener:
 
     def _cut(self) -> None:
         """End it in the middle of what is being sent: its reader is too slow."""
+        self.is_cut = True
         self.end()
         if self._sending is not None:
             self._sending.reschedule(asyncio.get_running_loop().time())

@@ -143,6 +143,8 @@ class EventStream(Answer):
         Raises:
             TimeoutError: it took nothing for too long, or too much waits for it.
         """
+        if self._listener.is_cut:
+            raise TimeoutError
         async with asyncio.timeout(limits.STREAM_IDLE_SECONDS_MAX) as patience:
             self._listener.sending(patience)
             try:
