@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
+from click.core import ParameterSource
 
 from gateway.cli import render
 from gateway.cli.calling import Remote, as_tenant
@@ -34,6 +35,19 @@ def _line(event: "stateroom.Event") -> str:
     return f"{render.moment(event.at.isoformat())}  {event.type:<18} {said}"
 
 
+def _refuse_options(context: click.Context, subcommand: str) -> None:
+    """Refuse what was said before a subcommand, which would not hear of it.
+
+    Raises:
+        UsageError: there is something.
+    """
+    for option in context.command.params:
+        if context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE:
+            raise click.UsageError(
+                f"{option.opts[0]} says nothing before {subcommand}; leave it out, or put it behind."
+            )
+
+
 @click.group("events", invoke_without_command=True)
 @click.option("--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
 @click.option("--since", metavar="CURSOR", help="Begin behind the event that has this cursor (--json shows it).")
@@ -55,6 +69,7 @@ def events_group(
     Without --subject, a service key with event:read or tenant:admin hears the whole tenant.
     """
     if context.invoked_subcommand is not None:
+        _refuse_options(context, context.invoked_subcommand)
         return
     if not follow and since is None:
         raise click.UsageError("say --follow, or since when: --since CURSOR.")

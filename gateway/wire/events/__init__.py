@@ -1,1 +1,1 @@
-"""Bodies of events: what agents remember under paths."""
+"""Bodies of events: what happened, as pages and as streams, and whether a tenant has any."""

@@ -8,6 +8,7 @@ from sdk.python.tests.fakes import API_KEY, URL, FakeAsyncClock, FakeClock, Scri
 from stateroom import (
     AsyncClient,
     Client,
+    ClientClosed,
     Event,
     EventsExpired,
     EventsOff,
@@ -17,7 +18,7 @@ from stateroom import (
     TooManyWaiters,
     current_subject,
 )
-from stateroom._events.requests import BACKOFF_SECONDS_MAX, Seen, pause_seconds
+from stateroom._events.requests import BACKOFF_SECONDS_MAX, SOON_SECONDS, Seen, pause_seconds
 
 
 def event(number, **more):
@@ -108,6 +109,30 @@ def test_an_empty_page_goes_on_with_its_cursor():
     assert asked(script.requests[-1])["since"] == "later"
 
 
+def nothing(client, seconds):
+    def answer(_request):
+        client._clock.seconds += seconds
+        return packed({"events": [], "cursor": "later", "more": False})
+
+    return answer
+
+
+def test_a_gateway_that_answers_at_once_without_an_event_is_not_asked_at_once_again():
+    script, client, events = listening()
+    script.answers = [now, *[nothing(client, 0.1)] * 20, page(1), page(2)]
+    assert numbers(events, 2) == [1, 2]
+    assert len(client._clock.slept) == 20  # neither before the first question that waits, nor behind an event
+    assert all(SOON_SECONDS / 2 <= each <= SOON_SECONDS * 1.5 for each in client._clock.slept)
+    assert len(set(client._clock.slept)) > 1
+
+
+def test_a_question_whose_time_is_over_is_asked_again_at_once():
+    script, client, events = listening()
+    script.answers = [now, *[nothing(client, 25.0)] * 3, page(1)]
+    assert numbers(events, 1) == [1]
+    assert client._clock.slept == []
+
+
 def test_without_follow_it_ends_with_what_has_happened():
     script, _, events = listening(page(1, more=True), page(2), since="c0", follow=False)
     assert [each.stream_sequence for each in events] == [1, 2]
@@ -176,6 +201,28 @@ def test_pauses_grow_to_a_bound_and_are_never_all_the_same():
     assert max(pauses) <= BACKOFF_SECONDS_MAX
     assert min(pauses[10:]) >= BACKOFF_SECONDS_MAX / 2
     assert len(set(pauses[10:])) > 1000
+
+
+def test_a_client_that_is_closed_meanwhile_says_so():
+    _, client, events = listening(now, page(1), page(2))
+    next(events)
+    client.close()  # as another thread would, between two questions
+    with pytest.raises(ClientClosed):
+        next(events)
+
+
+async def test_an_asynchronous_client_that_is_closed_meanwhile_says_so():
+    script = Script(now, page(1), page(2))
+    over_a_network = AsyncClient(URL, API_KEY, subject="u")
+    client = AsyncClient(URL, API_KEY, subject="u", transport=script.transport)
+    events = client.events()
+    await anext(events)
+    for each in (client, over_a_network):
+        await each.close()
+    with pytest.raises(ClientClosed):
+        await anext(events)
+    with pytest.raises(ClientClosed):
+        await over_a_network.whoami()
 
 
 async def test_the_asynchronous_iterator_does_the_same():

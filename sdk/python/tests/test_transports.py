@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from sdk.python.tests.fakes import API_KEY
-from stateroom import AsyncClient, BodyTooLarge, Client, GatewayUnavailable, Timeouts
+from stateroom import AsyncClient, BodyTooLarge, Client, ClientClosed, GatewayUnavailable, Timeouts
 from stateroom._io.aiohttp_transport import AiohttpTransport
 from stateroom._io.httpcore_transport import HttpcoreTransport
 from stateroom._io.httpx_transport import AsyncHttpxTransport, HttpxTransport
@@ -532,7 +532,7 @@ def test_closing_ends_idle_connections_now_and_the_others_with_their_answers(ser
     slow.join(10)
     assert replies == [b"answer"]
     assert ended.acquire(timeout=10)
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(ClientClosed, match="closed"):
         transport.send("GET", server.url + "/fast", HEADERS, None, WAITS)
 
 
@@ -681,7 +681,7 @@ def test_a_client_that_was_closed_opens_no_connection_for_content(server_of):
     server = server_of(answering)
     client = Client(server.url, API_KEY, subject="user-42")
     client.close()
-    with pytest.raises(RuntimeError, match="closed"), client._transport.stream("GET", server.url, HEADERS, WAITS):
+    with pytest.raises(ClientClosed, match="closed"), client._transport.stream("GET", server.url, HEADERS, WAITS):
         pass
     assert server.connections == 0
 

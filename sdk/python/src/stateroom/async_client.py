@@ -375,7 +375,8 @@ class AsyncClient:
             thread: Only what is about the thread of this id.
             follow: Whether to wait for what is to come; else the iterator ends with what has happened.
             whole_tenant: All subjects' events, and those of jobs and keys, whatever subject the client acts for; takes
-                a service key with ``event:read`` or ``tenant:admin``.
+                a service key with ``event:read`` or ``tenant:admin``. Of a client without a subject the key
+                decides, whatever is said here: a subject's key hears its own subject, such a service key all of them.
 
         Raises:
             EventsOff: The tenant has no events.
@@ -383,7 +384,9 @@ class AsyncClient:
             EventsRewound: The database was restored to before ``since``; likewise.
             GatewayUnavailable: No gateway was reached at first.
         """
-        return async_listen(self, Wanted(tuple(types), thread, follow), since, self._hearing(whole_tenant))
+        return async_listen(
+            self, Wanted(tuple(types), thread, follow), since, self._hearing(whole_tenant), self._clock.monotonic
+        )
 
     async def event_cursor(
         self, *, types: Sequence[str] = (), thread: str | None = None, whole_tenant: bool = False

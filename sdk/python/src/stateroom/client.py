@@ -370,7 +370,8 @@ class Client:
             thread: Only what is about the thread of this id.
             follow: Whether to wait for what is to come; else the iterator ends with what has happened.
             whole_tenant: All subjects' events, and those of jobs and keys, whatever subject the client acts for; takes
-                a service key with ``event:read`` or ``tenant:admin``.
+                a service key with ``event:read`` or ``tenant:admin``. Of a client without a subject the key
+                decides, whatever is said here: a subject's key hears its own subject, such a service key all of them.
 
         Raises:
             EventsOff: The tenant has no events.
@@ -378,7 +379,9 @@ class Client:
             EventsRewound: The database was restored to before ``since``; likewise.
             GatewayUnavailable: No gateway was reached at first.
         """
-        return listen(self, Wanted(tuple(types), thread, follow), since, self._hearing(whole_tenant))
+        return listen(
+            self, Wanted(tuple(types), thread, follow), since, self._hearing(whole_tenant), self._clock.monotonic
+        )
 
     def event_cursor(self, *, types: Sequence[str] = (), thread: str | None = None, whole_tenant: bool = False) -> str:
         """The cursor of this moment: what ``events(since=...)`` with the same arguments begins behind.

@@ -142,6 +142,10 @@ class NotConfigured(StateroomError):
     """The client lacks its URL or API key, or one of them cannot be used."""
 
 
+class ClientClosed(StateroomError, RuntimeError):
+    """The client was closed, here or by another thread or task, and sends nothing any more."""
+
+
 class GatewayUnavailable(StateroomError):
     """No usable answer within the time budget, or the gateway says that it cannot serve now.
 

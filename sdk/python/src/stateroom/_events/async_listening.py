@@ -4,7 +4,7 @@ This module owns going on: after a failure, and behind the last event that was h
 skipped between the first and the last that it hands out, and that none comes twice.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol, TypeVar
 
 from stateroom._events import requests
@@ -22,7 +22,9 @@ class AsyncDriver(Protocol):
         """Carry out a procedure of calls."""
 
 
-async def async_listen(client: AsyncDriver, wanted: Wanted, since: str | None, pinned: Pinned) -> AsyncIterator[Event]:
+async def async_listen(
+    client: AsyncDriver, wanted: Wanted, since: str | None, pinned: Pinned, monotonic: Callable[[], float]
+) -> AsyncIterator[Event]:
     """Events as they happen, for as long as the caller takes them.
 
     Args:
@@ -30,6 +32,7 @@ async def async_listen(client: AsyncDriver, wanted: Wanted, since: str | None, p
         wanted: What is listened to.
         since: A cursor; ``None``: from the first step of the iterator on.
         pinned: Whose events.
+        monotonic: Seconds since some fixed moment.
 
     Raises:
         StateroomError: What no other attempt can mend; and, before the first answer, what none has mended.
@@ -37,6 +40,7 @@ async def async_listen(client: AsyncDriver, wanted: Wanted, since: str | None, p
     cursor, seen = since, requests.Seen()
     failures, wait, answered = 0, 0.0, False
     while True:
+        waits, begun = cursor is not None, monotonic() + wait
         try:
             page = await client.drive(requests.page(wanted, cursor, wait), pinned)
         except StateroomError as error:
@@ -45,11 +49,11 @@ async def async_listen(client: AsyncDriver, wanted: Wanted, since: str | None, p
             wait = requests.pause_seconds(failures, error)
             failures += 1
             continue
-        failures, wait, answered = 0, 0.0, True
+        failures, answered = 0, True
+        wait = requests.idle_seconds(page, monotonic() - begun) if waits else 0.0
         for event in page.events:
             if seen.add(event.event_id):
                 yield event
-            cursor = event.cursor
         cursor = page.cursor
         if not (page.more or wanted.follow):
             return

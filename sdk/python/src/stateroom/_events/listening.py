@@ -5,7 +5,7 @@ This module owns going on: after a failure, and behind the last event that was h
 skipped between the first and the last that it hands out, and that none comes twice.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
 from stateroom._events import requests
@@ -23,7 +23,9 @@ class Driver(Protocol):
         """Carry out a procedure of calls."""
 
 
-def listen(client: Driver, wanted: Wanted, since: str | None, pinned: Pinned) -> Iterator[Event]:
+def listen(
+    client: Driver, wanted: Wanted, since: str | None, pinned: Pinned, monotonic: Callable[[], float]
+) -> Iterator[Event]:
     """Events as they happen, for as long as the caller takes them.
 
     Args:
@@ -31,6 +33,7 @@ def listen(client: Driver, wanted: Wanted, since: str | None, pinned: Pinned) ->
         wanted: What is listened to.
         since: A cursor; ``None``: from the first step of the iterator on.
         pinned: Whose events.
+        monotonic: Seconds since some fixed moment.
 
     Raises:
         StateroomError: What no other attempt can mend; and, before the first answer, what none has mended.
@@ -38,6 +41,7 @@ def listen(client: Driver, wanted: Wanted, since: str | None, pinned: Pinned) ->
     cursor, seen = since, requests.Seen()
     failures, wait, answered = 0, 0.0, False
     while True:
+        waits, begun = cursor is not None, monotonic() + wait
         try:
             page = client.drive(requests.page(wanted, cursor, wait), pinned)
         except StateroomError as error:
@@ -46,11 +50,11 @@ def listen(client: Driver, wanted: Wanted, since: str | None, pinned: Pinned) ->
             wait = requests.pause_seconds(failures, error)
             failures += 1
             continue
-        failures, wait, answered = 0, 0.0, True
+        failures, answered = 0, True
+        wait = requests.idle_seconds(page, monotonic() - begun) if waits else 0.0
         for event in page.events:
             if seen.add(event.event_id):
                 yield event
-            cursor = event.cursor
         cursor = page.cursor
         if not (page.more or wanted.follow):
             return

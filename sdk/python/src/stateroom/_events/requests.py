@@ -14,6 +14,7 @@ from stateroom.errors import StateroomError
 
 WAIT_SECONDS = 25
 BACKOFF_SECONDS_MAX = 30.0
+SOON_SECONDS = 1.0
 SEEN_MAX = 4096
 _JITTER = SystemRandom()
 
@@ -50,6 +51,20 @@ def pause_seconds(failures: int, error: StateroomError) -> float:
     """How long to wait after so many failures in a row: at least as long as the gateway said, and never all at once."""
     ceiling = min(BACKOFF_SECONDS_MAX, 0.5 * 2.0 ** min(failures, 10))
     return max(_JITTER.uniform(ceiling / 2, ceiling), error.retry_after_seconds or 0.0)
+
+
+def idle_seconds(found: EventPage, lasted_seconds: float) -> float:
+    """How long to wait after an answer to a question that was to wait.
+
+    A gateway that stops answers who waits at once, and without an event: asked again at once, it would answer as soon.
+
+    Args:
+        found: The answer.
+        lasted_seconds: How long it took.
+    """
+    if found.events or found.more or lasted_seconds >= SOON_SECONDS:
+        return 0.0
+    return _JITTER.uniform(SOON_SECONDS / 2, SOON_SECONDS * 1.5)
 
 
 class Seen:

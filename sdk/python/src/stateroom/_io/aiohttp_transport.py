@@ -24,6 +24,7 @@ from stateroom._io.transport import (
     Reply,
     async_paced,
 )
+from stateroom.errors import ClientClosed
 
 # An answer is read whole, so nothing is gained by stopping at 128 KB of it until those are taken: two stops in one of
 # 465 KB took a tenth of the time that reading it takes here, and a seventh of what sending it takes there.
@@ -46,6 +47,7 @@ class AiohttpTransport:
         self.stream = streams.stream
         self._close_streams = streams.aclose
         self._session: PerProcess[aiohttp.ClientSession] = PerProcess(_new_session)
+        self._closed = False
 
     async def send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, waits: tuple[float, float]
@@ -60,6 +62,8 @@ class AiohttpTransport:
     async def _exchange(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, waits: tuple[float, float]
     ) -> Reply:
+        if self._closed:
+            raise ClientClosed("the client has been closed")
         connect, attempt = waits
         content: bytes | AsyncIterator[bytes] | None = body
         # A time limit of aiohttp's is one for everything, whatever is to be sent, or starts anew with each byte.
@@ -81,6 +85,7 @@ class AiohttpTransport:
 
     async def aclose(self) -> None:
         """Close the connections."""
+        self._closed = True
         await self._session.mine().close()
         await self._close_streams()
 

@@ -24,6 +24,7 @@ from stateroom._io.transport import (
     Reply,
     paced,
 )
+from stateroom.errors import ClientClosed
 
 _FAILURES = (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException)
 _NEVER_RECEIVED = (httpcore2.ConnectError, httpcore2.ConnectTimeout, httpcore2.PoolTimeout)
@@ -117,7 +118,7 @@ class HttpcoreTransport:
         limits: Mapping[str, _Limit],
     ) -> httpcore2.Response:
         if self._closed:
-            raise RuntimeError("the client has been closed")
+            raise ClientClosed("the client has been closed")
         scheme, host, port = self._origin
         target = url.removeprefix(self._prefix).encode("ascii") or b"/"
         request = httpcore2.Request(

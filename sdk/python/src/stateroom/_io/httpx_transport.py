@@ -23,6 +23,7 @@ from stateroom._io.transport import (
     async_paced,
     paced,
 )
+from stateroom.errors import ClientClosed
 
 _LIMITS = httpx2.Limits(
     max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX, keepalive_expiry=KEEPALIVE_SECONDS
@@ -130,7 +131,7 @@ class HttpxTransport:
 
     def _open(self) -> httpx2.Client:
         if self._closed:
-            raise RuntimeError("the client has been closed")
+            raise ClientClosed("the client has been closed")
         return self._http.mine()
 
 
@@ -198,5 +199,5 @@ class AsyncHttpxTransport:
 
     def _open(self) -> httpx2.AsyncClient:
         if self._closed:
-            raise RuntimeError("the client has been closed")
+            raise ClientClosed("the client has been closed")
         return self._http.mine()
