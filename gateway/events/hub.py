@@ -29,7 +29,15 @@ from gateway.authentication.principals import Authenticator
 from gateway.events.listeners import Listener, Told, told
 from gateway.problems import TenantSuspended, Unauthenticated
 from storage.concurrency.turns import loop_turn
-from storage.errors import EventsExpired, EventsOff, EventsRewound, FeatureOff, IntegrityFailure, StorageError
+from storage.errors import (
+    EventsExpired,
+    EventsOff,
+    EventsRewound,
+    FeatureOff,
+    IntegrityFailure,
+    StorageError,
+    Unavailable,
+)
 from storage.events.model import EventPage, EventPosition, EventQuery
 from storage.scope import Scope, TenantScope
 
@@ -38,7 +46,13 @@ TICK_SECONDS_MAX: Final = 2.0
 GATHER_SECONDS: Final = 0.05  # what is numbered within so long is read together
 BATCH_EVENTS: Final = 100
 SLICE_LISTENERS: Final = 64  # are offered a batch in one turn of the loop
-CHECK_SECONDS: Final = 2.5  # with the look-ups it stays below the 5 s in which a revoked key must be noticed
+# A revoked key must be noticed within 5 s: so long between two looks at a tenant's listeners, and for one look. Who was
+# not looked at for longer than is allowed hears nothing more.
+CHECK_SECONDS: Final = 2.5
+CHECK_SECONDS_MAX: Final = 2.0
+UNCHECKED_SECONDS_MAX: Final = 5.0
+_TENANTS_AT_ONCE: Final = 8
+SETTINGS_SECONDS: Final = 10.0  # where nothing happens, it is asked so often whether the tenant still has events
 
 _OVER: Final = (EventsExpired, EventsOff, EventsRewound, FeatureOff, IntegrityFailure)
 _REFUSED: Final = (Unauthenticated, TenantSuspended, TooManyFailures)
@@ -71,18 +85,19 @@ class _Channel:
 
     Attributes:
         listeners: The live ones.
-        reading: The turn at reading; one read a tenant at a time.
+        catching_up: The turn of those who are not live at reading by themselves.
         count: The number of listeners, live or not.
     """
 
     def __init__(self, tenant_id: UUID, events: EventReads, begin: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self.listeners: set[Listener] = set()
-        self.reading = asyncio.Lock()
+        self.catching_up = asyncio.Lock()
         self.count = 0
         self._tenant_id = tenant_id
         self._events = events
         self._begin = begin
         self._position: EventPosition | None = None  # None: nobody reads for all
+        self._read_at = asyncio.get_running_loop().time()
 
     def join(self, listener: Listener) -> bool:
         """Let a listener be live that has read up to its position; False: others are further, and it must read on."""
@@ -120,9 +135,8 @@ class _Channel:
                     _log.warning("events not read", error=type(reason).__name__)  # it is tried again
                     moved = False
                 pause = TICK_SECONDS_MIN if moved else min(pause * 1.5, TICK_SECONDS_MAX)
-        except Exception as reason:  # whatever it is, nobody must listen to what nobody reads
+        except Exception as reason:  # noqa: BLE001  whatever it is, nobody must listen to what nobody reads
             self._end_all(reason)
-            raise
         finally:
             self._position = None
 
@@ -134,18 +148,18 @@ class _Channel:
     async def _read(self, *, ask_first: bool) -> bool:
         """Read what came, and offer it; whether anything did. Who was not woken asks for the newest number first."""
         assert self._position is not None  # noqa: S101  for the type checker: it is known as long as this runs
-        if ask_first and await self._events.newest(self._tenant_id) == self._position.sequence:
+        clock = asyncio.get_running_loop().time
+        is_quiet = ask_first and await self._events.newest(self._tenant_id) == self._position.sequence
+        if is_quiet and clock() < self._read_at + SETTINGS_SECONDS:
             return False
         more = True
         while more:
-            async with self.reading:
-                query = EventQuery(self._position, limit=BATCH_EVENTS)
-                page = await self._events.read(TenantScope(self._tenant_id), query)
-                # From here to the list of listeners nothing waits: whoever becomes live later has read as far.
-                self._position, more = page.position, page.more
-                listeners = list(self.listeners)
-            await self._offer(listeners, told(page.events))
-        return True
+            query = EventQuery(self._position, limit=BATCH_EVENTS)
+            page = await self._events.read(TenantScope(self._tenant_id), query)
+            # From here to the list of listeners nothing waits: whoever becomes live later has read as far.
+            self._position, more, self._read_at = page.position, page.more, clock()
+            await self._offer(list(self.listeners), told(page.events))
+        return not is_quiet
 
     async def _offer(self, listeners: list[Listener], batch: list[Told]) -> None:
         assert self._position is not None  # noqa: S101  for the type checker, as above
@@ -154,6 +168,8 @@ class _Channel:
             await loop_turn().take()
             for each in listeners[start : start + SLICE_LISTENERS]:
                 each.offer(batch, position)
+                if not each.is_live:
+                    self.listeners.discard(each)
             await asyncio.sleep(0)  # so that these are told before the next ones are
 
 
@@ -191,6 +207,7 @@ class Hub:
             channel = self._channels[tenant_id] = _Channel(tenant_id, self._events, self._begin)
         channel.count += 1
         self._listeners.add(listener)
+        listener.checked_at = asyncio.get_running_loop().time()  # it was let in just now
         if self._drain.draining:
             listener.end()
         try:
@@ -228,11 +245,13 @@ class Hub:
         """
         clock = asyncio.get_running_loop().time
         until = clock() + seconds
-        while not listener.is_live and not listener.is_ended:
-            async with self._channels[listener.tenant_id].reading:  # those who come late read one after the other
+        while not (listener.has_pending or listener.is_live or listener.is_ended):
+            async with self._channels[listener.tenant_id].catching_up:  # those who come late read one after the other
                 heard = await self.read(listener, limit)
             if heard or clock() > until:
                 return heard
+            if not listener.is_live:
+                await asyncio.sleep(GATHER_SECONDS)
         await listener.wait(until - clock())
         return listener.take(limit)
 
@@ -242,11 +261,12 @@ class Hub:
         try:
             while True:
                 await asyncio.sleep(CHECK_SECONDS)
-                await self._check_keys()
-                await self._check_subjects()
-        except Exception as reason:  # whoever is not looked at any more must not listen on
-            _log.error("listeners not looked at", error=type(reason).__name__)
-            raise
+                try:
+                    await self.check()
+                except Exception as reason:  # noqa: BLE001  whoever is not looked at any more must not listen on
+                    _log.error("listeners not looked at", error=type(reason).__name__)
+                    for each in list(self._listeners):
+                        each.end(Unavailable("who listens could not be looked at"))
         finally:
             draining.cancel()
             for each in list(self._listeners):
@@ -262,31 +282,53 @@ class Hub:
         for each in list(self._listeners):
             loop.call_later(_JITTER.uniform(0, self._drain.drain_seconds / 2), each.end)
 
-    async def _check_keys(self) -> None:
-        by_key: dict[bytes, list[Listener]] = {}
+    async def check(self) -> None:
+        """Look at who listens: tenants beside each other, so that a busy one keeps no other from it."""
+        by_tenant: dict[UUID, list[Listener]] = {}
         for each in self._listeners:
+            by_tenant.setdefault(each.tenant_id, []).append(each)
+        turns = asyncio.Semaphore(_TENANTS_AT_ONCE)
+
+        async def look(listeners: list[Listener]) -> None:
+            async with turns:
+                await self._check_tenant(listeners)
+
+        await asyncio.gather(*map(look, by_tenant.values()))
+
+    async def _check_tenant(self, listeners: list[Listener]) -> None:
+        clock = asyncio.get_running_loop().time
+        try:
+            async with asyncio.timeout(CHECK_SECONDS_MAX):
+                await self._check_keys(listeners)
+                await self._check_subjects(listeners)
+        except (StorageError, CryptoError, TimeoutError) as reason:
+            _log.warning("listeners not looked at", error=type(reason).__name__)
+            for each in listeners:
+                if clock() - each.checked_at > UNCHECKED_SECONDS_MAX:
+                    each.end(Unavailable("whether you may still listen could not be looked at"))
+        else:
+            for each in listeners:
+                each.checked_at = clock()
+
+    async def _check_keys(self, listeners: list[Listener]) -> None:
+        by_key: dict[bytes, list[Listener]] = {}
+        for each in listeners:
             by_key.setdefault(each.authorization, []).append(each)
-        for authorization, listeners in by_key.items():
+        for authorization, of_key in by_key.items():
             try:
                 await self._authenticator.verify(authorization, anew=True)
             except _REFUSED as reason:
-                for each in listeners:
+                for each in of_key:
                     each.end(reason)
-            except (StorageError, CryptoError) as reason:
-                _log.warning("keys of listeners not looked at", error=type(reason).__name__)
-                return
 
-    async def _check_subjects(self) -> None:
+    async def _check_subjects(self, listeners: list[Listener]) -> None:
         by_subject: dict[Scope, list[Listener]] = {}
-        for each in self._listeners:
+        for each in listeners:
             if isinstance(each.scope, Scope):
                 by_subject.setdefault(each.scope, []).append(each)
-        for scope, listeners in by_subject.items():
+        for scope, of_subject in by_subject.items():
             try:
                 await self._check_subject(scope)
             except (KeyDestroyed, IntegrityFailure) as reason:
-                for each in listeners:
+                for each in of_subject:
                     each.end(reason)
-            except (StorageError, CryptoError) as reason:
-                _log.warning("subjects of listeners not looked at", error=type(reason).__name__)
-                return

@@ -7,7 +7,7 @@ what happens.
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from msgspec import UNSET
@@ -17,6 +17,8 @@ from gateway.admission.limits import WAITER_BYTES_MAX
 from storage.encoding import encode_json
 from storage.events.model import Event, EventPosition, EventQuery
 from storage.scope import Scope, TenantScope
+
+LATE_SECONDS: Final = 1.0  # a reader for whom as much waits as may has so long to take what is being sent to it
 
 
 class Told(NamedTuple):
@@ -66,7 +68,7 @@ class Listener:
     Attributes:
         is_live: Whether it is offered what happens, so that it need not read.
         is_ended: Whether it hears nothing more.
-        is_cut: Whether that is because its reader is too slow, so that nothing more is sent to it either.
+        checked_at: When its key and its subject were looked at last, by the clock of the loop.
         reason: Why it ended, where something is wrong; None: nothing is.
     """
 
@@ -79,7 +81,7 @@ class Listener:
         self.position = position
         self.is_live = False
         self.is_ended = False
-        self.is_cut = False
+        self.checked_at = 0.0
         self.reason: Exception | None = None
         self._subject_id = scope.subject_id if isinstance(scope, Scope) else None
         self._pending: deque[Told] = deque()
@@ -105,29 +107,30 @@ class Listener:
         )
 
     def offer(self, batch: Sequence[Told], position: EventPosition) -> None:
-        """Hear what has happened up to a position. It ends where more waits for it than may."""
+        """Hear what has happened up to a position. Where more would wait for it than may, it is live no more."""
         last = self._offered or self.position
         if self.is_ended or (last is not None and position.sequence <= last.sequence):
             return
         heard = [
             each for each in batch if self._hears(each.event) and (last is None or each.event.sequence > last.sequence)
         ]
-        self._offered = position
-        if not heard:
+        size = sum(len(each.line) for each in heard)
+        if self._pending_bytes + size > WAITER_BYTES_MAX:
+            self._fall_behind()
             return
-        self._pending.extend(heard)
-        self._pending_bytes += sum(len(each.line) for each in heard)
-        self._woken.set()
-        if self._pending_bytes > WAITER_BYTES_MAX:
-            self._cut()
+        self._offered = position
+        if heard:
+            self._pending.extend(heard)
+            self._pending_bytes += size
+            self._woken.set()
 
     def take(self, limit: int) -> list[Told]:
         """Take what was heard, and go on behind it."""
         taken = [self._pending.popleft() for _ in range(min(limit, len(self._pending)))]
         self._pending_bytes -= sum(len(each.line) for each in taken)
-        if self._pending:
-            self.position = taken[-1].position if taken else self.position
-        elif self._offered is not None:
+        if taken:
+            self.position = taken[-1].position
+        if not self._pending and self._offered is not None:
             self.position, self._offered = self._offered, None
         return taken
 
@@ -153,12 +156,14 @@ class Listener:
             self.is_ended, self.reason = True, reason
             self._woken.set()
 
-    def _cut(self) -> None:
-        """End it in the middle of what is being sent: its reader is too slow."""
-        self.is_cut = True
-        self.end()
+    def _fall_behind(self) -> None:
+        """Let it take what waits for it, and read what follows by itself. A reader must take what is sent now soon."""
+        self.is_live = False
+        self._offered = None
+        self._woken.set()
         if self._sending is not None:
-            self._sending.reschedule(asyncio.get_running_loop().time())
+            late = asyncio.get_running_loop().time() + LATE_SECONDS
+            self._sending.reschedule(min(late, self._sending.when() or late))
 
     def sending(self, limit: asyncio.Timeout | None) -> None:
         """What is sent now ends with ``limit`` if the reader turns out to be too slow; None: nothing is sent now."""

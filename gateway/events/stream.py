@@ -106,7 +106,7 @@ class EventStream(Answer):
         while True:
             await self._send_all(send, heard)
             left = until - clock()
-            if self._listener.is_ended or left <= 0:
+            if self._listener.is_ended or left <= 0:  # what it has not been told it is told when it comes again
                 return
             try:
                 heard = await self._hub.next(self._listener, BATCH_EVENTS, min(COMMENT_SECONDS, left))
@@ -127,6 +127,8 @@ class EventStream(Answer):
         lines: list[bytes] = []
         size = 0
         for each in heard:
+            if self._listener.is_ended:
+                return
             line = b"id: %b\ndata: %b\n\n" % (self._place.write(each.position).encode(), each.line)
             lines.append(line)
             size += len(line)
@@ -143,8 +145,6 @@ class EventStream(Answer):
         Raises:
             TimeoutError: it took nothing for too long, or too much waits for it.
         """
-        if self._listener.is_cut:
-            raise TimeoutError
         async with asyncio.timeout(limits.STREAM_IDLE_SECONDS_MAX) as patience:
             self._listener.sending(patience)
             try:

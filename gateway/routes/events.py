@@ -17,6 +17,7 @@ from gateway.admission import limits
 from gateway.admission.limits import Draining
 from gateway.authentication.principals import HEARING, TENANT
 from gateway.bodies.codec import accepts_events
+from gateway.events.hub import BATCH_EVENTS
 from gateway.events.listeners import Listener, Told, Wanted, event_out
 from gateway.events.positions import Place
 from gateway.events.stream import EventStream
@@ -68,20 +69,20 @@ async def read_events(call: Call[Scope | TenantScope]) -> Answer:
     place = _place(call, tenant_id, subject_id, wanted)
     begin = _begin(call, place, query.since)
     _note(call, is_opened=as_stream or begin is None)
-    if isinstance(call.scope, Scope) and (as_stream or begin is None):
+    if isinstance(call.scope, Scope):
         await call.store.keys.check_stored(call.scope)  # of a subject that was shredded nothing is heard any more
     authorization = exchange.facts.headers[b"authorization"]
     listener = Listener(call.scope, wanted, authorization, begin)
     if not as_stream and not query.wait_seconds:
         page = await call.store.events.read(call.scope, listener.query(query.limit))
         return exchange.reply(_page_of(page, place), compressed=True)
-    if call.services.drain.draining and as_stream:
+    if call.services.drain.draining:  # another process is to be asked, and not this one again and again
         raise Draining
     hub = call.services.hub
     with contextlib.ExitStack() as held:
         held.enter_context(call.services.waiters.enter(tenant_id))
         held.enter_context(hub.listening(listener))
-        heard: Sequence[Told] = await hub.read(listener, query.limit)
+        heard: Sequence[Told] = await hub.read(listener, min(query.limit, BATCH_EVENTS))
         if as_stream:
             return EventStream(listener, heard, place=place, hub=hub, exchange=exchange, held=held.pop_all())
         if not heard and not exchange.facts.bodiless:
@@ -136,7 +137,7 @@ async def _waited(call: Call[Scope | TenantScope], listener: Listener, query: Ev
     try:
         heard: Sequence[Told] = ()
         while not heard and not listener.is_ended and (left := until - clock()) > 0:
-            heard = await call.services.hub.next(listener, query.limit, left)
+            heard = await call.services.hub.next(listener, min(query.limit, BATCH_EVENTS), left)
         if listener.reason is not None:
             raise listener.reason
         return heard

@@ -10,12 +10,16 @@ from uuid import uuid4
 import pytest
 from uuid_utils import uuid7
 
-from gateway.admission.limits import WAITER_BYTES_MAX
+from gateway.admission.limits import WAITER_BYTES_MAX, Drain
 from gateway.admission.waiting import TooManyWaiters, Waiters
+from gateway.events.hub import UNCHECKED_SECONDS_MAX, Hub
+from gateway.events.listeners import LATE_SECONDS, Listener, Wanted
 from gateway.events.positions import CURSOR_CHARACTERS, Positions
-from storage.errors import EventsExpired, EventsRewound
+from gateway.problems import Unauthenticated
+from storage.errors import EventsExpired, EventsRewound, Unavailable
 from storage.events.model import Event, EventPosition, Stream
 from storage.keys.key_seals import Pepper, Peppers
+from storage.scope import Scope
 
 EVENTS = "/v1/events"
 SECONDS = 10
@@ -299,6 +303,32 @@ async def test_a_revoked_key_waits_no_longer(call, store):
         assert (await asyncio.wait_for(waiting, 5)).status_code == 401
 
 
+async def test_a_tenant_that_cannot_be_looked_at_keeps_no_other_from_it():
+    looked = []
+
+    async def subject(scope):
+        looked.append(scope)
+        if scope.subject_id == "busy":
+            raise Unavailable("its own requests use all of its connections")
+
+    class Keys:
+        async def verify(self, authorization, *, anew):
+            if authorization == b"revoked":
+                raise Unauthenticated("revoked")
+
+    hub = Hub(None, Keys(), subject, Drain(1.0))
+    busy = [Listener(Scope(uuid4(), "busy"), Wanted(), b"good", None) for _ in range(2)]
+    others = [Listener(Scope(uuid4(), "other"), Wanted(), each, None) for each in (b"good", b"revoked")]
+    with contextlib.ExitStack() as held:
+        for each in [*busy, *others]:
+            held.enter_context(hub.listening(each))
+        busy[0].checked_at -= 2 * UNCHECKED_SECONDS_MAX
+        await hub.check()
+        ended = [each.is_ended for each in [*busy, *others]]
+    assert ended == [True, False, False, True]  # of the busy ones the one that was looked at too long ago
+    assert len(looked) == 4
+
+
 async def test_a_shredded_subject_hears_nothing_more(app, store):
     async with listening(app, store.mint()) as stream:
         await stream.head()
@@ -425,6 +455,22 @@ async def test_a_client_that_hangs_up_is_no_waiter_any_more(app, store):
         assert app.services.waiters.count == 0
 
 
+async def test_a_reader_is_told_all_of_a_burst_of_more_than_may_wait_for_it(app, store):
+    async with listening(app, store.mint()) as stream:
+        await stream.head()
+        await stream.part()
+        burst = 5 * WAITER_BYTES_MAX // 500
+        for sequence in range(1, burst + 1):
+            store.events.happen(event(sequence, run_id=f"{sequence}".rjust(200)))
+        told = []
+        while len(told) < burst:
+            told += [data["run_id"].strip() for _, data in await stream.lines()]
+        assert told == [str(sequence) for sequence in range(1, burst + 1)]
+        store.events.happen(event(burst + 1))
+        ((_, data),) = await stream.lines()
+        assert "run_id" not in data or data["run_id"] is None
+
+
 async def test_a_reader_that_takes_nothing_is_cut(app, store):
     async with listening(app, store.mint(), takes=False) as stream:
         await stream.head()
@@ -433,8 +479,8 @@ async def test_a_reader_that_takes_nothing_is_cut(app, store):
             for _ in range(100):
                 sequence += 1
                 store.events.happen(event(sequence, run_id="r" * 200))
-            await asyncio.sleep(0.01)
-            assert sequence * 500 < 20 * WAITER_BYTES_MAX
+            await asyncio.sleep(LATE_SECONDS / 10)
+            assert sequence * 500 < 40 * WAITER_BYTES_MAX
         assert app.services.waiters.count == 0
         assert stream.sent.empty()  # no end was said, so that it does not look whole
 
@@ -464,8 +510,9 @@ async def test_a_drain_ends_streams_and_waits_and_lets_no_new_stream_begin(app, 
         assert (answer.status_code, answer.json()["events"]) == (200, [])
         async with listening(app, store.mint()) as late:
             assert (await late.head())[0] == 503
-        answer = await client.get(EVENTS, params={"wait_seconds": 30})
-        assert answer.json()["events"] == []
+        refused = await client.get(EVENTS, params={"wait_seconds": 30})  # or it would come again and again
+        assert (refused.status_code, refused.json()["code"]) == (503, "draining")
+        assert (await client.get(EVENTS)).status_code == 200
 
 
 def test_ids_of_events_are_of_any_version():
