@@ -34,6 +34,7 @@ from storage.errors import (
     UploadExpired,
     UploadNotFound,
 )
+from storage.event_queue.model import OfThread
 from storage.format.key_versions import check_key_version
 from storage.format.pointer import artifact_name_digest, seal_record
 from storage.format.record import new_thread, open_thread, seal_thread
@@ -136,7 +137,7 @@ class ArtifactRows:
         """
         async with self.access.unit_of_work.begin(scope) as transaction:
             await self.access.check_keys_in(transaction, scope, sealer)
-            await self.enter(transaction, sealer, thread_id)
+            await self.enter(transaction, scope, sealer, thread_id)
             if idempotency is not None:
                 key = idempotency.idempotency_key
                 if await transaction.fetch_one(checkpoints_sql.READ_IDEMPOTENCY, idempotency_key=key) is not None:
@@ -144,7 +145,7 @@ class ArtifactRows:
             self.access.row_quotas.require_room(scope)
             return False
 
-    async def enter(self, transaction: Transaction, sealer: Sealer, thread_id: str) -> None:
+    async def enter(self, transaction: Transaction, scope: Scope, sealer: Sealer, thread_id: str) -> None:
         """Lock a thread, made if there is none, so that nothing removes it and no other request numbers its artifacts.
 
         Raises:
@@ -158,6 +159,8 @@ class ArtifactRows:
         open_thread(sealer, thread_id, row.created_at, row.seal)
         if await transaction.fetch_one(artifacts_sql.LOCK_THREAD, thread_id=thread_id) != "hot":
             raise ThreadArchived(thread_id)
+        if row.seal == seal:
+            await self.access.emitting.of_thread(transaction, scope, "thread.created", OfThread(thread_id))
 
     async def settle_upload(
         self,
@@ -185,7 +188,7 @@ class ArtifactRows:
                     receipt = await claim(transaction, sealer, idempotency, now, Receipt)
                     if receipt is not None:
                         return await self.one(transaction, sealer, receipt.made_id), False
-                await self.enter(transaction, sealer, thread_id)
+                await self.enter(transaction, scope, sealer, thread_id)
                 try:
                     await self.ledger.settle(transaction, sealer, [settlement], None)
                 except UploadExpired:

@@ -155,7 +155,7 @@ class Artifacts:
                         return await self._rows.one(transaction, sealer, receipt.made_id)
                 self._access.row_quotas.require_room(scope)
                 source_row = await self._ledger.artifact(transaction, artifact_id)
-                await self._rows.enter(transaction, sealer, thread_id)
+                await self._rows.enter(transaction, scope, sealer, thread_id)
                 source = await self._rows.open(transaction, sealer, source_row)
                 await self._ledger.lock_blob(transaction, source_row.blob_id)
                 new = NewArtifact(

@@ -12,12 +12,14 @@ What is known may be a little old. Therefore events count from a moment after th
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import Final
 from uuid import UUID
 
 from uuid_utils import uuid7
 
 from storage.control.features import EVENTS, Features
+from storage.errors import StorageError
 from storage.event_queue.model import TENANT_STREAM, Draft, EventType, OfThread, Stream
 from storage.format.audit import OPERATOR_CHAIN
 from storage.postgres.unit_of_work import Transaction, UnitOfWork
@@ -36,7 +38,7 @@ class Emitting:
     """Adds events, where a tenant has some.
 
     Attributes:
-        waiting: The tenants of which this process committed events that it has not numbered.
+        waiting: The tenants of which this process committed events that it has not numbered, as they came.
         added: Set, whenever there is one.
     """
 
@@ -44,7 +46,7 @@ class Emitting:
         self._unit_of_work = unit_of_work
         self._features = features
         self._known: dict[UUID, tuple[float, bool]] = {}
-        self.waiting: set[UUID] = set()
+        self.waiting: dict[UUID, None] = {}
         self.added = asyncio.Event()
 
     def learn(self, tenant_id: UUID, *, is_on: bool) -> None:
@@ -83,8 +85,19 @@ class Emitting:
 
     def committed(self, tenant_id: UUID) -> None:
         """Have the relay of this process look at a tenant: events of it were committed."""
-        self.waiting.add(tenant_id)
+        self.waiting.setdefault(tenant_id)
         self.added.set()
+
+    async def look_later(self, tenant_id: UUID) -> None:
+        """Have a relay look at a tenant, after a transaction that saw one moment and could not say so by itself.
+
+        It may fail in silence: the tenant's next event or round of retention finds what waits.
+        """
+        if not self.is_on(tenant_id):
+            return
+        with suppress(StorageError):
+            async with self._unit_of_work.begin(TenantScope(tenant_id)) as transaction:
+                await transaction.run(sql.LOOK_LATER)
 
     async def of_thread(self, transaction: Transaction, scope: Scope, event: EventType, said: OfThread) -> None:
         """Add an event of a thread, whose row is locked by that, if the tenant has events and the thread is there."""

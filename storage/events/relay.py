@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import islice
 from typing import Final
 from uuid import UUID
 from weakref import WeakValueDictionary
@@ -44,6 +45,7 @@ _TENANTS_MAX: Final = 200
 _AT_ONCE: Final = 4
 # Batches of one tenant before the others' turn.
 _BATCHES_MAX: Final = 10
+_DRAIN_BATCHES_MAX: Final = 100
 _FIRST: Final = ("", "", "")
 
 
@@ -123,8 +125,8 @@ class EventRelay:
             return False
         async with self._unit_of_work.snapshot(OperatorScope()) as transaction:
             found = await transaction.fetch_all(sql.TENANTS_DUE, limit=_TENANTS_MAX)
-        self._emitting.waiting.update(found)
-        self._emitting.waiting.update(self._held)
+        for tenant_id in (*found, *self._held):
+            self._emitting.waiting.setdefault(tenant_id)
         return bool(found)
 
     async def _lag_seconds(self) -> float:
@@ -139,8 +141,10 @@ class EventRelay:
         Raises:
             Unavailable: The database cannot be reached.
         """
-        tenants = list(self._emitting.waiting)[:_TENANTS_MAX]
-        self._emitting.waiting.difference_update(tenants)
+        tenants = list(islice(self._emitting.waiting, _TENANTS_MAX))
+        for tenant_id in tenants:
+            del self._emitting.waiting[tenant_id]
+        left = iter(tenants)
         if self._emitting.waiting:
             self._emitting.added.set()  # the others have their turn at once
         failures: list[Exception] = []
@@ -148,12 +152,11 @@ class EventRelay:
 
         async def work() -> None:
             nonlocal numbered
-            while tenants:
-                tenant_id = tenants.pop()
+            for tenant_id in left:
                 try:
                     numbered += await self._advance(tenant_id)
-                except StorageError as reason:
-                    self._emitting.waiting.add(tenant_id)
+                except Exception as reason:  # noqa: BLE001  of one tenant, which must not stop the others
+                    self._emitting.waiting.setdefault(tenant_id)
                     failures.append(reason)
 
         async with asyncio.TaskGroup() as group:
@@ -196,7 +199,8 @@ class EventRelay:
                 may_rest=may_rest,
             )
             if row is None or row.rests:
-                self._held.pop(tenant_id, None)
+                if self._held.get(tenant_id) is held:
+                    del self._held[tenant_id]
             else:
                 held.until = row.held_until
                 self._held[tenant_id] = held
@@ -210,16 +214,19 @@ class EventRelay:
         """Number all that is in a tenant's queue, now.
 
         Returns:
-            The number of its newest event; None: another process is at it, and will have done so soon.
+            The number of its newest event; None: another process is at it, and will have done so soon, or there is
+            more than some batches.
         """
         held = self._held.setdefault(tenant_id, _Held())
-        while True:
+        for _ in range(_DRAIN_BATCHES_MAX):
             row = await self._batch(tenant_id, held, may_rest=True)
             if row is None:
                 return None
             if row.rests or (not row.taken and held.after == _FIRST):
                 return row.newest
             held.after = _FIRST
+        self._emitting.committed(tenant_id)
+        return None
 
     async def _give_back(self) -> None:
         held, self._held = self._held, {}

@@ -21,7 +21,7 @@ from storage.administration.audit import Audit
 from storage.control.features import EVENTS
 from storage.control.key import Row
 from storage.control.rows import ControlRows, Proof, event_settings_row, proof_of
-from storage.errors import EventsExpired, EventsOff, EventsRewound, IntegrityFailure
+from storage.errors import EventsExpired, EventsOff, EventsRewound, IntegrityFailure, LostRaceError
 from storage.event_queue.emitting import Emitting
 from storage.events.model import Event, EventPage, EventPosition, EventQuery, EventSettings, Stream
 from storage.events.relay import EventRelay
@@ -74,7 +74,17 @@ class Events:
         """
         await self._control.ready()
         await self._control.features.require(EVENTS, "events are told")
-        if on and not (await self.settings(scope)).on:
+
+        async def attempt() -> EventSettings:
+            return await self._set(scope, actor, on=on)
+
+        said = await self._unit_of_work.retrying(attempt)
+        self._emitting.learn(scope.tenant_id, is_on=on)
+        return said
+
+    async def _set(self, scope: TenantScope, actor: str, *, on: bool) -> EventSettings:
+        begins = on and not (await self.settings(scope)).on
+        if begins:
             # Nobody reads before `since`: positions that were given before that are too old from now on.
             async with self._unit_of_work.begin(TenantRelay(scope.tenant_id)) as transaction:
                 await transaction.run(sql.BEGIN_ANEW)
@@ -83,11 +93,12 @@ class Events:
             before = self._read(scope.tenant_id, await transaction.fetch_one(sql.SETTINGS))
             if before.on == on and not before.damaged:
                 return before
+            if on and not begins:  # somebody switched them off since
+                raise LostRaceError
             said = await self.store(transaction, scope.tenant_id, on=on, lead_seconds=LEAD_SECONDS)
             target = f"tenant:{scope.tenant_id}"
             detail = {"before": "damaged" if before.damaged else before.on, "after": on}
             await self._audit.append(transaction, scope.tenant_id, actor, "event-settings.set", target, detail)
-        self._emitting.learn(scope.tenant_id, is_on=on)
         return said
 
     async def store(self, transaction: Transaction, tenant_id: UUID, *, on: bool, lead_seconds: float) -> EventSettings:

@@ -277,7 +277,9 @@ class Threads:
                 await settle(transaction, sealer, idempotency, copied)
                 return copied
 
-        return await self._access.with_existing_keys(scope, attempt, ThreadNotFound(), share)
+        copied = await self._access.with_existing_keys(scope, attempt, ThreadNotFound(), share)
+        await self._access.emitting.look_later(scope.tenant_id)
+        return copied
 
     async def _copied(self, copy: "_Copy") -> Copied:
         self._access.row_quotas.require_room(copy.scope)

@@ -6,7 +6,9 @@
 --
 -- Whoever adds an event holds a lock that all who add share until they have committed; the relay says that nothing is
 -- due only while nobody holds it (`relay_events`). So a writer that finds the tenant due need not write that, however
--- long its transaction lasts. Of several that find it not due one says so; no one waits for another.
+-- long its transaction lasts. Of several that find it not due one says so; no one waits for another. A transaction that
+-- sees one moment (a copy) would fail where the row changed since, or believe what was so then: its caller says so after
+-- its COMMIT.
 CREATE FUNCTION stateroom.queue_event(
     uuid, text, uuid, text, text, text, text, bigint, text, text, text, text, text, text, uuid, text, text
 ) RETURNS void LANGUAGE plpgsql
@@ -18,6 +20,9 @@ BEGIN
          namespace, checkpoint_id, run_id, agent, status, job_id, key_id, subject_tag)
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
     ON CONFLICT DO NOTHING;
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RETURN;
+    END IF;
     PERFORM FROM stateroom.event_relays r WHERE r.tenant_id = $1 AND r.due_at IS NULL FOR UPDATE SKIP LOCKED;
     IF FOUND THEN
         UPDATE stateroom.event_relays r SET due_at = statement_timestamp() WHERE r.tenant_id = $1;

@@ -4,7 +4,7 @@
 -- written to all the time does not keep the others waiting; $5: how many at most; $6: for how many seconds the lease is
 -- taken, and $7: its end, if the caller has it; $8: whether nothing is due any more, if the queue is found empty.
 --
--- It returns no row if another process has the lease. The counter's row is locked first, so that numbers are given one
+-- It returns no row if another process has the lease, or a writer the row; it waits for neither. The counter's row is locked first, so that numbers are given one
 -- batch after the other, and whoever sees a number sees all below it. Within a stream they follow the numbers there,
 -- and where two have one number, the time, which is taken under the stream's lock: of two events of a stream the later
 -- one was committed later, so that who sees it in the queue sees the earlier one. Streams are mixed by time, as far as
@@ -29,10 +29,14 @@ BEGIN
     SELECT r.leased_until INTO lease FROM stateroom.event_relays r
     WHERE r.tenant_id = $1 AND r.leased_until = $7 AND $7 > statement_timestamp() + make_interval(secs => $6 / 2);
     IF NOT FOUND THEN
-        UPDATE stateroom.event_relays r SET leased_until = statement_timestamp() + make_interval(secs => $6)
+        PERFORM FROM stateroom.event_relays r
         WHERE r.tenant_id = $1
           AND (r.leased_until IS NULL OR r.leased_until < statement_timestamp() OR r.leased_until = $7)
-        RETURNING r.leased_until INTO lease;
+        FOR UPDATE SKIP LOCKED;
+        IF FOUND THEN
+            UPDATE stateroom.event_relays r SET leased_until = statement_timestamp() + make_interval(secs => $6)
+            WHERE r.tenant_id = $1 RETURNING r.leased_until INTO lease;
+        END IF;
     END IF;
     IF NOT FOUND THEN
         INSERT INTO stateroom.event_relays (tenant_id, due_at, leased_until)
@@ -75,10 +79,11 @@ BEGIN
     WHERE moved = $5 AND e.tenant_id = $1 AND e.sequence >= number AND e.sequence < number + moved
     ORDER BY e.stream_kind DESC, e.stream_id DESC, e.incarnation DESC LIMIT 1;
     IF $8 AND moved = 0 AND $2 = '' THEN
-        idle := pg_try_advisory_xact_lock(hashtextextended('stateroom/events/' || $1, 0));
+        PERFORM FROM stateroom.event_relays r WHERE r.tenant_id = $1 FOR UPDATE SKIP LOCKED;
+        idle := FOUND AND pg_try_advisory_xact_lock(hashtextextended('stateroom/events/' || $1, 0));
         IF idle AND NOT EXISTS (SELECT FROM stateroom.event_queue w WHERE w.tenant_id = $1) THEN
             UPDATE stateroom.event_relays r SET due_at = NULL, leased_until = NULL WHERE r.tenant_id = $1;
-        ELSE
+        ELSIF idle THEN
             idle := false;
             UPDATE stateroom.event_relays r SET due_at = coalesce(r.due_at, statement_timestamp())
             WHERE r.tenant_id = $1;

@@ -85,6 +85,10 @@ WHERE due_at IS NOT NULL AND (leased_until IS NULL OR leased_until < statement_t
 """,
     float,
 )
+# What a transaction that sees one moment cannot say by itself.
+LOOK_LATER = Statement("""
+UPDATE stateroom.event_relays SET due_at = coalesce(due_at, statement_timestamp()) WHERE tenant_id = :tenant_id
+""")
 # There is a row from the moment on at which a tenant switches its events on.
 BEGIN_RELAY = Statement("""
 INSERT INTO stateroom.event_relays (tenant_id, due_at) VALUES (:tenant_id, statement_timestamp())

@@ -11,15 +11,18 @@ import asyncpg
 import pytest
 
 from storage.administration.jobs import MORE, Runner, Slice
+from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
 from storage.control.features import EVENTS
 from storage.errors import EventsExpired, EventsOff, EventsRewound, FeatureOff, IntegrityFailure, StorageError
+from storage.event_queue.model import OfThread
 from storage.events.keeping import EventKeeping
 from storage.events.model import EventPosition, EventQuery
 from storage.events.verbs import LEAD_SECONDS
 from storage.keys.key_seals import Pepper, Peppers
 from storage.model import ApiKeyRecord, TaskWrites
 from storage.scope import Scope, TenantScope
+from storage.statements.events import events as events_sql
 from storage.statements.threads import checkpoints as checkpoints_sql
 from tests.support.archive_rows import opened
 from tests.support.events import all_events, events_on, oldest
@@ -118,6 +121,34 @@ async def test_what_happens_to_whole_threads_is_told(database, root_key, scope):
         ("thread.created", "empty"), ("thread.created", "t1"), ("thread.created", "copy"), ("thread.archived", "t1"),
         ("thread.restored", "t1"), ("thread.deleted", "t1"),
     ]  # fmt: skip
+
+
+async def test_an_event_never_makes_a_copy_fail_that_began_before_others_wrote(store, listened):
+    """A copy sees one moment; whether its tenant is due may have changed since."""
+    await save(store, listened, "t1")
+    await store.event_relay.drain(listened.tenant_id)
+    said = OfThread("t1")
+    async with store.unit_of_work.frozen(listened) as transaction:
+        await transaction.fetch_one(events_sql.SETTINGS)  # from here on it sees this moment
+        await save(store, listened, "t2")
+        await store.event_relay.drain(listened.tenant_id)
+        await store.emitting.of_thread(transaction, listened, "thread.created", said)
+    await store.emitting.look_later(listened.tenant_id)
+    newest = (await all_events(store, listened))[-1]
+    assert (newest.type, newest.thread_id) == ("thread.created", "t1")
+
+
+async def test_a_thread_that_an_upload_makes_is_told(database, root_key, scope):
+    async def content():
+        yield b"content"
+
+    async with opened(database, root_key, blobs=MemoryBlobStore()) as store:
+        await events_on(store, scope.tenant_id)
+        for name in ("a.png", "b.png"):
+            await store.artifacts.create(scope, "t1", NewArtifact(name=name, media_type="image/png"), content())
+        await save(store, scope, "t1")
+        events = await all_events(store, scope)
+    assert [(each.type, each.thread_id) for each in events] == [("thread.created", "t1"), ("checkpoint.saved", "t1")]
 
 
 async def test_a_thread_deleted_and_made_again_begins_another_stream_and_never_fails_a_save(store, listened):
@@ -244,7 +275,7 @@ async def test_old_and_too_many_events_go_by_pages_and_positions_before_them_are
 
 async def test_what_waits_and_nobody_knows_to_be_due_is_numbered_by_the_round_of_retention(store, database, listened):
     await save(store, listened)
-    store.emitting.waiting.discard(listened.tenant_id)
+    store.emitting.waiting.pop(listened.tenant_id, None)
     connection = await asyncpg.connect(database.dsn(database.superuser_url))
     await connection.execute("UPDATE stateroom.event_relays SET due_at = NULL WHERE tenant_id = $1", listened.tenant_id)
     await connection.close()
@@ -298,7 +329,7 @@ async def test_a_tenant_that_another_process_wrote_to_and_died_is_found_and_rest
     store, listened, database, root_key
 ):
     await save(store, listened)
-    store.emitting.waiting.discard(listened.tenant_id)
+    store.emitting.waiting.pop(listened.tenant_id, None)
     async with opened(database, root_key) as other:
         await other.features.refresh()
         failed = []
