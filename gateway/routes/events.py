@@ -7,6 +7,7 @@ waking, the audit log is the record: it has a note of everyone who begins to lis
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from secrets import SystemRandom
 from typing import Annotated
 from uuid import UUID
 
@@ -15,6 +16,7 @@ from msgspec import Meta, Struct
 from gateway import wire
 from gateway.admission import limits
 from gateway.admission.limits import Draining
+from gateway.admission.waiting import TooManyWaiters
 from gateway.authentication.principals import HEARING, TENANT
 from gateway.bodies.codec import accepts_events
 from gateway.events.hub import BATCH_EVENTS
@@ -30,6 +32,8 @@ from storage.events.model import EventPage, EventPosition, EventSettings
 from storage.scope import Scope, TenantScope
 
 NOW = "now"
+REFUSED_AFTER_SECONDS = 1.0  # it came to wait
+_JITTER = SystemRandom()
 _LAST_EVENT = "Last-Event-ID"
 _NOT_OURS = "was not given for what this request listens to; begin again with since=now"
 
@@ -69,18 +73,23 @@ async def read_events(call: Call[Scope | TenantScope]) -> Answer:
     place = _place(call, tenant_id, subject_id, wanted)
     begin = _begin(call, place, query.since)
     _note(call, is_opened=as_stream or begin is None)
-    if isinstance(call.scope, Scope):
-        await call.store.keys.check_stored(call.scope)  # of a subject that was shredded nothing is heard any more
     authorization = exchange.facts.headers[b"authorization"]
     listener = Listener(call.scope, wanted, authorization, begin)
     if not as_stream and not query.wait_seconds:
+        await _check_subject(call)
         page = await call.store.events.read(call.scope, listener.query(query.limit))
         return exchange.reply(_page_of(page, place), compressed=True)
     if call.services.drain.draining:  # another process is to be asked, and not this one again and again
         raise Draining
     hub = call.services.hub
     with contextlib.ExitStack() as held:
-        held.enter_context(call.services.waiters.enter(tenant_id))
+        try:
+            held.enter_context(call.services.waiters.enter(tenant_id))
+        except TooManyWaiters:  # who is refused at once comes again at once, some thousand times a second
+            exchange.leave()
+            await asyncio.sleep(_JITTER.uniform(0.5, 1.5) * REFUSED_AFTER_SECONDS)
+            raise
+        await _check_subject(call)
         held.enter_context(hub.listening(listener))
         heard: Sequence[Told] = await hub.read(listener, min(query.limit, BATCH_EVENTS))
         if as_stream:
@@ -88,6 +97,16 @@ async def read_events(call: Call[Scope | TenantScope]) -> Answer:
         if not heard and not exchange.facts.bodiless:
             heard = await _waited(call, listener, query)
         return exchange.reply(_shown(heard, listener, place))
+
+
+async def _check_subject(call: Call[Scope | TenantScope]) -> None:
+    """Of a subject that was shredded nothing is heard any more.
+
+    Raises:
+        KeyDestroyed: it was.
+    """
+    if isinstance(call.scope, Scope):
+        await call.store.keys.check_stored(call.scope)
 
 
 def _place(call: Call[Scope | TenantScope], tenant_id: UUID, subject_id: str | None, wanted: Wanted) -> Place:
