@@ -23,8 +23,17 @@ from uuid_utils import uuid7
 from crypto import selftest
 from crypto.roots import RootKey, create_root_key
 from gateway import routes
-from gateway.admission.limits import HELD_BYTES_MAX, Admission, Commits, Drain, Draining, Refused, TooManyFailures
-from gateway.admission.waiting import Waiters
+from gateway.admission.limits import (
+    HELD_BYTES_MAX,
+    Admission,
+    Commits,
+    Drain,
+    Draining,
+    Refused,
+    TenantBusy,
+    TooManyFailures,
+)
+from gateway.admission.waiting import TooManyWaiters, Waiters
 from gateway.allocation import give_large_buffers_back
 from gateway.authentication.principals import Authenticator
 from gateway.background import in_the_background
@@ -62,6 +71,7 @@ SWITCH_SECONDS = 0.001
 LONG_HEAD_BYTES_MIN = 8 * 1024  # of a request that waits for its turn; others have a tenth
 
 _STRANGERS = (Unauthenticated, TooManyFailures)
+_TOO_MANY = (TenantBusy, TooManyWaiters)
 
 _log = structlog.get_logger()
 
@@ -170,11 +180,15 @@ class Gateway:
             self._tell(scope, route, facts, time.perf_counter() - started - facts.waited_seconds)
 
     async def _delay(self, reason: Exception) -> float:
-        """Let strangers wait when there are many, where it takes no slot of those who are known; how many seconds."""
-        if not isinstance(reason, _STRANGERS):
+        """Let who is refused wait when there are many, where it takes no place of others; how many seconds."""
+        if isinstance(reason, _STRANGERS):
+            refusals = self.services.authenticator.strangers.refusals
+        elif isinstance(reason, _TOO_MANY):
+            refusals = self.services.admission.refusals
+        else:
             return 0.0
         await loop_turn().take()
-        delay_seconds = self.services.authenticator.strangers.delay_seconds()
+        delay_seconds = refusals.delay_seconds()
         await asyncio.sleep(delay_seconds)
         return delay_seconds
 

@@ -16,6 +16,7 @@ from uuid import UUID
 
 import structlog
 
+from gateway.admission.refusals import Refusals
 from gateway.admission.slices import Slices, Work, finish
 from gateway.admission.write_outcomes import WriteOutcomes
 from storage import encoding
@@ -269,11 +270,15 @@ class Admission:
     Args:
         requests_max: Requests at once in the whole process.
         tenant_requests_max: Requests at once of one tenant.
+
+    Attributes:
+        refusals: The answers to those whose tenant has as much under way as it may.
     """
 
     def __init__(self, requests_max: int, *, tenant_requests_max: int = TENANT_REQUESTS_IN_FLIGHT_MAX) -> None:
         self.requests_max = requests_max
         self.tenant_requests_max = tenant_requests_max
+        self.refusals = Refusals()
         self._transfers: dict[UUID, int] = {}
         self._process = _Load()
         self._tenants: dict[UUID | None, _Load] = {}

@@ -1,7 +1,8 @@
 """Strangers: what callers may cost whose keys nothing vouches for yet, neither an earlier use nor the key itself.
 
-Owns how many of their keys are looked up at once, how many that open nothing are looked up in a second, how long an
-answer that was no is good for another time, and how long strangers wait for theirs when there are many. It counts for
+Owns how many of their keys are looked up at once, how many that open nothing are looked up in a second, and how long an
+answer that was no is good for another time; how long they wait for it when there are many is as for all who are refused
+(`gateway.admission.refusals`), counted by itself. It counts for
 the whole process and not by address: behind a proxy all have one. So strangers may be told to come again because of
 other strangers. A caller who is vouched for is no stranger and never waits here.
 """
@@ -12,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from gateway.admission.limits import TooManyFailures
+from gateway.admission.refusals import Bucket, Refusals
 from gateway.problems import Unauthenticated
 from storage.concurrency.queues import FairQueue
 
@@ -20,32 +22,8 @@ LOOK_UPS_WAITING_MAX = 64  # a fleet that starts; who waits holds a request
 LOOK_UP_SECONDS_MAX = 2.0  # well within a client's attempt timeout of 10 s
 FAILURES_PER_SECOND = 10.0  # on average; as many look-ups are not seen in the database's load
 FAILURES_MAX = 50  # at once; a fleet whose keys were revoked
-REFUSALS_PER_SECOND = 50.0  # that are answered at once: of a process's thousand requests a second
-REFUSALS_MAX = 100
-DELAY_SECONDS = 1.0  # before each further one: so a connection costs one request a second, not hundreds
 REFUSED_SECONDS = 1.0  # how long a key that was made in another process meanwhile stays unknown
 REFUSED_MAX = 10_000  # about 2 MB
-
-
-class _Bucket:
-    """So many at once, and so many a second on average."""
-
-    def __init__(self, most: float, per_second: float, clock: Callable[[], float]) -> None:
-        self._most = most
-        self._per_second = per_second
-        self._clock = clock
-        self._left = most
-        self._counted_at = clock()
-
-    @property
-    def is_empty(self) -> bool:
-        now = self._clock()
-        self._left = min(self._most, self._left + (now - self._counted_at) * self._per_second)
-        self._counted_at = now
-        return self._left < 1
-
-    def take(self) -> None:
-        self._left -= 1
 
 
 class Strangers:
@@ -53,13 +31,16 @@ class Strangers:
 
     Args:
         clock: Seconds that only go forward.
+
+    Attributes:
+        refusals: The answers that were no.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._queue = FairQueue(LOOK_UPS_AT_ONCE, LOOK_UPS_WAITING_MAX, LOOK_UP_SECONDS_MAX, TooManyFailures)
-        self._failures = _Bucket(FAILURES_MAX, FAILURES_PER_SECOND, clock)
-        self._refusals = _Bucket(REFUSALS_MAX, REFUSALS_PER_SECOND, clock)
+        self._failures = Bucket(FAILURES_MAX, FAILURES_PER_SECOND, clock)
+        self.refusals = Refusals(clock)
         self._refused: OrderedDict[bytes, float] = OrderedDict()
 
     def was_refused(self, name: bytes) -> bool:
@@ -89,13 +70,6 @@ class Strangers:
             except Unauthenticated:
                 self._failures.take()
                 raise
-
-    def delay_seconds(self) -> float:
-        """How long the next answer that refuses a stranger should wait, which is counted; 0: not at all."""
-        if self._refusals.is_empty:
-            return DELAY_SECONDS
-        self._refusals.take()
-        return 0.0
 
     def _check(self) -> None:
         if self._failures.is_empty:

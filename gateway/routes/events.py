@@ -7,7 +7,6 @@ waking, the audit log is the record: it has a note of everyone who begins to lis
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from secrets import SystemRandom
 from typing import Annotated
 from uuid import UUID
 
@@ -16,7 +15,6 @@ from msgspec import Meta, Struct
 from gateway import wire
 from gateway.admission import limits
 from gateway.admission.limits import Draining
-from gateway.admission.waiting import TooManyWaiters
 from gateway.authentication.principals import HEARING, TENANT
 from gateway.bodies.codec import accepts_events
 from gateway.events.hub import BATCH_EVENTS
@@ -32,8 +30,6 @@ from storage.events.model import EventPage, EventPosition, EventSettings
 from storage.scope import Scope, TenantScope
 
 NOW = "now"
-REFUSED_AFTER_SECONDS = 1.0  # it came to wait
-_JITTER = SystemRandom()
 _LAST_EVENT = "Last-Event-ID"
 _NOT_OURS = "was not given for what this request listens to; begin again with since=now"
 
@@ -83,12 +79,7 @@ async def read_events(call: Call[Scope | TenantScope]) -> Answer:
         raise Draining
     hub = call.services.hub
     with contextlib.ExitStack() as held:
-        try:
-            held.enter_context(call.services.waiters.enter(tenant_id))
-        except TooManyWaiters:  # who is refused at once comes again at once, some thousand times a second
-            exchange.leave()
-            await asyncio.sleep(_JITTER.uniform(0.5, 1.5) * REFUSED_AFTER_SECONDS)
-            raise
+        held.enter_context(call.services.waiters.enter(tenant_id))
         await _check_subject(call)
         held.enter_context(hub.listening(listener))
         heard: Sequence[Told] = await hub.read(listener, min(query.limit, BATCH_EVENTS))

@@ -6,6 +6,7 @@ from random import Random  # noqa: TID251  seeded
 import httpx
 import pytest
 
+from gateway.admission import refusals
 from gateway.admission.limits import TooManyFailures
 from gateway.authentication import api_keys, strangers
 from gateway.authentication.api_keys import PresentedKey
@@ -220,8 +221,8 @@ def test_a_gateway_that_is_flooded_with_made_up_keys_serves_whoever_has_one(runn
 
 
 async def test_refusals_beyond_what_is_usual_are_answered_later(seconds: Seconds) -> None:
-    met = strangers.Strangers(seconds)
-    delays = [met.delay_seconds() for _ in range(strangers.REFUSALS_MAX + 2)]
-    assert delays == [0.0] * strangers.REFUSALS_MAX + [strangers.DELAY_SECONDS] * 2
+    met = strangers.Strangers(seconds).refusals
+    delays = [met.delay_seconds() for _ in range(refusals.REFUSALS_MAX + 2)]
+    assert delays == [0.0] * refusals.REFUSALS_MAX + [refusals.DELAY_SECONDS] * 2
     seconds.now += 1
-    assert [met.delay_seconds() for _ in range(51)] == [0.0] * 50 + [strangers.DELAY_SECONDS]
+    assert [met.delay_seconds() for _ in range(51)] == [0.0] * 50 + [refusals.DELAY_SECONDS]

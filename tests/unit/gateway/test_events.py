@@ -11,6 +11,7 @@ import pytest
 from uuid_utils import uuid7
 
 from gateway.admission.limits import WAITER_BYTES_MAX, Drain
+from gateway.admission.refusals import DELAY_SECONDS, REFUSALS_MAX
 from gateway.admission.waiting import TooManyWaiters, Waiters
 from gateway.events.hub import UNCHECKED_SECONDS_MAX, Hub
 from gateway.events.listeners import LATE_SECONDS, Listener, Wanted
@@ -387,6 +388,10 @@ async def test_one_more_than_may_is_refused(app, call, store):
         refused = await client.get(EVENTS, params={"wait_seconds": 30})
         assert (refused.status_code, refused.json()["code"]) == (429, "too-many-waiters")
         assert refused.headers["retry-after"] == "5"
+        for _ in range(REFUSALS_MAX // 2):
+            assert (await client.get(EVENTS, params={"wait_seconds": 30})).status_code == 429
+        delays = [app.services.admission.refusals.delay_seconds() for _ in range(REFUSALS_MAX)]
+        assert delays[-1] == DELAY_SECONDS  # they were counted, and further ones are answered later
         assert (await client.get(EVENTS)).status_code == 200  # who does not wait is let in
         store.events.happen(event(1))
         assert {(await each).status_code for each in waiting} == {200}
