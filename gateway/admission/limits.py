@@ -71,7 +71,7 @@ TRANSFER_RETRY_SECONDS = 30.0  # a transfer takes minutes
 WAITERS_MAX = 1024  # who wait for events in a process: half of its connections, each a few KiB
 TENANT_WAITERS_MAX = 256  # of one tenant: four of them fit
 WAIT_SECONDS_MAX = 30  # of one request for events: proxies wait at least a minute
-WAITER_BYTES_MAX = 64 * 1024  # of events that a reader of a stream has not taken; who is slower begins again by itself
+WAITER_BYTES_MAX = 64 * 1024  # of events that wait for a listener; what is more it reads by itself
 RETRY_AFTER_SECONDS = 1.0  # what a refused request is told; load of this kind passes within a second
 
 T = TypeVar("T")

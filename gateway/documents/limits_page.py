@@ -323,8 +323,8 @@ SECTIONS: Final = {
         Limit(
             "WAITER_BYTES_MAX",
             limits,
-            "what has happened and the reader of a stream has not taken",
-            "The stream is cut.",
+            "what has happened and waits for a listener",
+            "It reads what follows by itself; a stream that takes nothing meanwhile is cut.",
         ),
         Limit("CONNECTIONS_MAX", limits, "connections of clients to a process", "overloaded"),
         Limit("HELD_BYTES_MAX", limits, "bodies and answers in flight of a process", "overloaded"),

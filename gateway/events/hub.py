@@ -6,6 +6,9 @@ offered what it may hear and wants to. None of them holds a connection of the da
 this process wakes them at once; else a tick asks for the newest number, every 100 ms first and every 2 s when nothing
 happens.
 
+Who takes less than comes is live no more: it takes what waits for it, reads what follows by itself, and may be live
+again.
+
 No event falls between reading and being live: a listener becomes live only where its own read came at least as far as
 the last read for all, and the batches it is offered then begin there.
 

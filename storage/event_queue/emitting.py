@@ -88,8 +88,8 @@ class Emitting:
         self.waiting.setdefault(tenant_id)
         self.added.set()
 
-    async def look_later(self, tenant_id: UUID) -> None:
-        """Have a relay look at a tenant, after a transaction that saw one moment and could not say so by itself.
+    async def mark_due(self, tenant_id: UUID) -> None:
+        """Say that a tenant is due, after a transaction that saw one moment and could not say so by itself.
 
         It may fail in silence: the tenant's next event or round of retention finds what waits.
         """
@@ -97,7 +97,7 @@ class Emitting:
             return
         with suppress(StorageError):
             async with self._unit_of_work.begin(TenantScope(tenant_id)) as transaction:
-                await transaction.run(sql.LOOK_LATER)
+                await transaction.run(sql.MARK_DUE)
 
     async def of_thread(self, transaction: Transaction, scope: Scope, event: EventType, said: OfThread) -> None:
         """Add an event of a thread, whose row is locked by that, if the tenant has events and the thread is there."""

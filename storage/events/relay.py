@@ -139,7 +139,7 @@ class EventRelay:
         """Number what this process knows to be due; returns how many events that were.
 
         Raises:
-            Unavailable: The database cannot be reached.
+            Exception: What failed first, of one tenant; the others' were numbered all the same.
         """
         tenants = list(islice(self._emitting.waiting, _TENANTS_MAX))
         for tenant_id in tenants:

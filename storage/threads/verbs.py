@@ -278,7 +278,7 @@ class Threads:
                 return copied
 
         copied = await self._access.with_existing_keys(scope, attempt, ThreadNotFound(), share)
-        await self._access.emitting.look_later(scope.tenant_id)
+        await self._access.emitting.mark_due(scope.tenant_id)
         return copied
 
     async def _copied(self, copy: "_Copy") -> Copied:

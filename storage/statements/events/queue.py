@@ -86,7 +86,7 @@ WHERE due_at IS NOT NULL AND (leased_until IS NULL OR leased_until < statement_t
     float,
 )
 # What a transaction that sees one moment cannot say by itself.
-LOOK_LATER = Statement("""
+MARK_DUE = Statement("""
 UPDATE stateroom.event_relays SET due_at = coalesce(due_at, statement_timestamp()) WHERE tenant_id = :tenant_id
 """)
 # There is a row from the moment on at which a tenant switches its events on.

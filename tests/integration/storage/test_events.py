@@ -133,7 +133,7 @@ async def test_an_event_never_makes_a_copy_fail_that_began_before_others_wrote(s
         await save(store, listened, "t2")
         await store.event_relay.drain(listened.tenant_id)
         await store.emitting.of_thread(transaction, listened, "thread.created", said)
-    await store.emitting.look_later(listened.tenant_id)
+    await store.emitting.mark_due(listened.tenant_id)
     newest = (await all_events(store, listened))[-1]
     assert (newest.type, newest.thread_id) == ("thread.created", "t1")
 

@@ -366,7 +366,7 @@ class AsyncClient:
         """What happens, as it happens: of the subject, or of the whole tenant. The subject is decided here.
 
         The iterator ends when the caller stops taking. It goes on by itself where a connection broke or a gateway
-        went away, behind the last event that it handed out: none is skipped and none comes twice. Events are kept for
+        went away, behind the last event that it handed out: none is skipped. Events are kept for
         days, so that ``since=event.cursor`` goes on in another process; they wake, the audit log is the record.
 
         Args:

@@ -2,7 +2,7 @@
 """Listening to events, for callers that block.
 
 This module owns going on: after a failure, and behind the last event that was handed out. It promises that none is
-skipped between the first and the last that it hands out, and that none comes twice.
+skipped between the first and the last that it hands out, and that none of the last 4,096 comes twice.
 """
 
 from collections.abc import Callable, Iterator
