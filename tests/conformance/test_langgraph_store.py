@@ -101,3 +101,15 @@ async def test_the_store_passes_every_case_about_time(gateway_in_process, store,
         await admin.close()
     assert report.failures() == []
     assert {each.outcome for each in report.results} == {"passed"}
+
+
+async def test_a_blocking_call_is_refused_on_a_loop_that_the_store_is_used_on_and_works_elsewhere(gateway_env, subject):
+    async with StateroomStore(gateway_env.url, gateway_env.api_key, subject=subject) as used:
+        for call in (lambda: used.put(("a",), "k", {}), lambda: used.get(("a",), "k"), lambda: used.search(("a",))):
+            with pytest.raises(asyncio.InvalidStateError, match="another thread"):
+                call()
+        assert await used.aget(("a",), "k") is None  # nothing was sent
+        await asyncio.to_thread(used.put, ("a",), "k", {"v": 1})
+        assert (await used.aget(("a",), "k")).value == {"v": 1}
+    with StateroomStore(gateway_env.url, gateway_env.api_key, subject=subject) as blocking:
+        assert blocking.get(("a",), "k").value == {"v": 1}

@@ -88,13 +88,34 @@ class StateroomStore(Connected, BaseStore):
         """
         return cls(*Endpoint.read_env(), **options)
 
+    async def __aenter__(self) -> Self:
+        self._ticks_here()
+        return self
+
+    def _ticks_here(self) -> Ticks:
+        return self._ticks.setdefault(asyncio.get_running_loop(), Ticks(self._embedding))
+
+    def _refuse_on_its_loop(self) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        if loop in self._ticks:
+            raise asyncio.InvalidStateError(
+                "a blocking call would stop the event loop that this store is used on: await aput, aget, asearch and so"
+                " on there, or call from another thread"
+            )
+
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Carry operations out, in one request where they fit one.
 
         Raises:
+            InvalidStateError: The running event loop is one that this store is used on: what waits there would wait
+                for this call. Nothing was sent.
             StateroomError: The first that the gateway refused; the others were carried out.
             ValueError: A filter has an operator that there is none of; nothing was sent.
         """
+        self._refuse_on_its_loop()
         asked = _checked(ops)
         embedded = [None] * len(asked) if self._embedding is None else self._embedding.of(asked)
         carried_out = together(prepared(asked, embedded), [self] * len(asked))  # one call
@@ -109,8 +130,7 @@ class StateroomStore(Connected, BaseStore):
         asked = _checked(ops)
         pinned = self._endpoint.pin()
         client = await self._connections.on_loop()
-        ticks = self._ticks.setdefault(asyncio.get_running_loop(), Ticks(self._embedding))
-        return await ticks.run(asked, pinned, client.drive)
+        return await self._ticks_here().run(asked, pinned, client.drive)
 
 
 def _checked(ops: Iterable[Op]) -> list[Op]:
