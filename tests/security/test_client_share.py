@@ -117,7 +117,8 @@ async def put(store, scope, share, checkpoint_id, *writes, thread_id="t1"):
 
 async def rows_of(admin, scope, table):
     return await admin.fetch(
-        f"SELECT * FROM stateroom.{table} WHERE tenant_id = $1 AND subject_id = $2",  # noqa: S608
+        # In one order, whatever the plan: rows are compared with those of before.
+        f"SELECT * FROM stateroom.{table} t WHERE tenant_id = $1 AND subject_id = $2 ORDER BY t::text",  # noqa: S608
         scope.tenant_id,
         scope.subject_id,
     )

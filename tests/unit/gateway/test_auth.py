@@ -209,7 +209,7 @@ async def test_last_use_is_stored_in_batches(store):
 @pytest.mark.parametrize("path", ["/v1/whoami", "/v1/threads/t/checkpoints/latest"])  # by the router, and not
 async def test_strangers_who_wait_for_a_refusal_take_no_slot(call, app, path):
     met = app.services.authenticator.strangers = Strangers(lambda: 0.0)  # nothing comes back while they wait
-    while not met.delay_seconds():
+    while not met.refusals.delay_seconds():
         pass
     async with call(None) as stranger, call() as known:
         refused = [asyncio.create_task(stranger.get(path)) for _ in range(20)]
