@@ -204,6 +204,11 @@ _thread_table(
     *_columns(MOMENT, "began_at", nullable=True, default="clock_timestamp()"),
     *_columns(LargeBinary, "cold", "cold_namespaces", nullable=True),
     *_columns(ID, "parent_thread_id", nullable=True),
+    *_columns(BigInteger, "fence", default="0"),
+    *_columns(MOMENT, "claimed_until", nullable=True),
+    *_columns(Integer, "claim_seconds", default="0"),
+    *_columns(Boolean, "claims_required", default="false"),
+    *_columns(Integer, "open_approvals", default="0"),
     _index("threads_by_age", "tenant_id subject_id created_at thread_id", where="created_at >= '-infinity'"),
     _index("threads_by_searchable", "tenant_id subject_id searchable", where="created_at >= '-infinity'"),
     _index(
@@ -211,6 +216,13 @@ _thread_table(
         "tenant_id subject_id parent_thread_id created_at thread_id",
         where="parent_thread_id IS NOT NULL",
     ),
+)
+
+_thread_table(
+    "ledger_seals",
+    "",
+    *_columns(BigInteger, "sequence"),
+    *_columns(LargeBinary, "seal"),
 )
 
 _thread_table(

@@ -22,7 +22,9 @@ def _modules() -> list[Path]:
 
 
 def test_no_folder_has_more_modules_than_can_be_looked_over():
+    """But that of revisions, which is read one by one: each comes after another."""
     levels = Counter(path.parent.relative_to(ROOT) for path in _modules() if path.name != "__init__.py")
+    assert levels.pop(Path("migrations/database/versions"))
     assert levels
     assert {str(folder): modules for folder, modules in levels.items() if modules > MODULES_MAX} == {}
 
