@@ -533,6 +533,14 @@ TABLE: dict[type[Exception], Kind] = {
         412, "head-exists",
         "If-None-Match: * is for a namespace without checkpoints. Load the head (head_id) and save on top of it.",
     ),
+    storage_errors.ClaimLost: Kind(
+        412, "claim-lost",
+        "Another run went on with this thread. Stop this one; to go on, claim the thread again and load it.",
+    ),
+    storage_errors.ThreadClaimed: Kind(
+        409, "thread-claimed",
+        "Claim the thread (POST resume-claim), and name the fence that this gives with each write.",
+    ),
     storage_errors.ItemMoved: Kind(
         412, "item-moved", "Read the item (it is at revision; null: there is none), apply your change again, put it."
     ),

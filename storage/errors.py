@@ -292,6 +292,14 @@ class HeadExists(HeadMoved):
     """The namespace has a checkpoint, and the save was meant for one that has none."""
 
 
+class ClaimLost(StorageError):
+    """Somebody else has claimed the thread since: stop, load it, and claim it again if it is still yours to do."""
+
+
+class ThreadClaimed(Conflict):
+    """This thread is written to under a claim only: claim it, and name the claim's fence."""
+
+
 class PreconditionRequired(StorageError):
     """This thread is strict: send If-Match with the head you loaded (or If-None-Match: * for a new one)."""
 

@@ -148,6 +148,7 @@ class Save:
     ``searchable``: the keys of ``metadata`` that its state version declares, by which it is found
     (`storage.schemas.tags`).
     ``makes_room``: with it a prune takes away far more than it stores, so that a quota of rows does not refuse it.
+    ``fence``: that of the claim under which the caller goes on with the thread; None: it has none.
     """
 
     thread_id: str
@@ -172,6 +173,7 @@ class Save:
     idempotency: Idempotency | None = None
     searchable: tuple[str, ...] = ()
     makes_room: bool = False
+    fence: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -416,7 +418,7 @@ class TaskWrites:
 
     ``task_path`` is where the task stands in its graph. Each of ``writes`` has another ``idx``. ``status`` is the
     outcome of the checkpoint that the task makes; None: it makes none. ``state_schema`` None: they are at their
-    checkpoint's version.
+    checkpoint's version. ``fence`` as in `Save`.
     """
 
     thread_id: str
@@ -429,6 +431,7 @@ class TaskWrites:
     known_token: str | None = None
     state_schema: str | None = None
     state_version: int | None = None
+    fence: int | None = None
 
     @property
     def tells_status(self) -> bool:

@@ -190,6 +190,10 @@ class Sealing:
         self.remembered_heads.acknowledge(scope, thread_id, token)
         self.head_anchors.note(scope, sealer, thread_id, token)
 
+    def note_ledger(self, scope: Scope, sealer: Sealer, thread_id: str) -> Callable[[ThreadToken], None]:
+        """What takes how far a thread's ledger is, to anchor it."""
+        return lambda token: self.head_anchors.note(scope, sealer, thread_id, token)
+
     async def check_stored_keys(self, scope: Scope) -> None:
         """Look whether the stored keys of a scope contradict each other: a cached sealer would not tell.
 

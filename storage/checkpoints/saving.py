@@ -82,6 +82,7 @@ from storage.scope import Scope
 from storage.statements.threads import checkpoints as sql
 from storage.statements.threads import threads as threads_sql
 from storage.statements.threads.checkpoints import OpenRow
+from storage.thread_ledgers.locked import check_fence
 from storage.tiers.hot import HotRows
 from storage.tiers.segments import ColdHead, find_cold, find_cold_head, refuse_cold
 
@@ -423,6 +424,7 @@ class _Attempt:
             policies=remembered.rules.compared(),
             keys_hash=sealer.keys_hash,
             event_id=(event_id := access.emitting.fresh_id(scope.tenant_id)),
+            fence=save.fence,
         )
         await access.unit_of_work.call(sql.SAVE_ON, scope, **values)
         if event_id is not None:
@@ -511,8 +513,10 @@ class _Attempt:
             parent_id=save.parent.checkpoint_id if save.parent else None,
             client_share=sealer.shared,
             searchable=None if draft.tagging is None else draft.tagging.keys,
+            fence=save.fence,
         )
         self.access.check_keys(scope, sealer, row.keys_hash)
+        check_fence(save.fence, row.fence, claims_required=row.claims_required)
         if row.tier != "hot":
             raise ThreadArchived(save.thread_id)
         if (

@@ -45,6 +45,7 @@ from storage.schemas.versions import OtherVersionError
 from storage.scope import Scope
 from storage.statements.threads import checkpoints as sql
 from storage.statements.threads.checkpoints import OpenWritesRow
+from storage.thread_ledgers.locked import check_fence
 from storage.tiers.segments import ColdCheckpoint, find_cold, find_cold_head
 
 # As many writes are sealed beside the event loop.
@@ -242,6 +243,7 @@ class _Attempt:
             head_seal=new_head_seal,
             keys_hash=sealer.keys_hash,
             event_id=(event_id := access.emitting.fresh_id(scope.tenant_id) if new.tells_status else None),
+            fence=new.fence,
         )
         await access.unit_of_work.call(sql.PUT_WRITES_ON, scope, **values)
         if event_id is not None:
@@ -307,8 +309,10 @@ class _Attempt:
             task_id=new.task_id,
             idx=[each.idx for each in new.writes],
             client_share=self.sealer.shared,
+            fence=new.fence,
         )
         self.access.check_keys(self.scope, self.sealer, row.keys_hash)
+        check_fence(new.fence, row.fence, claims_required=row.claims_required)
         if row.tier != "hot":
             raise ThreadArchived(new.thread_id)
         return row

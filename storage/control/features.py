@@ -60,10 +60,13 @@ COMPACTION_POLICIES = Feature("compaction-policies", "a save policy can say when
 ITEMS = Feature("items", "agents can store items: what they remember across threads")
 CLEAR_VECTORS = Feature("clear-vectors", "a tenant can have vectors of its items kept in clear, beside the sealed ones")
 EVENTS = Feature("events", "tenants can have events told: what happens to their threads, jobs and keys")
+DECISIONS = Feature(
+    "decisions", "threads can be claimed, people can be asked for approval, and effects can be kept in a ledger"
+)
 # Every feature of this build. One that was released is never renamed and never taken out.
 KNOWN = (
     CONTROL_ROW_FORMATS, ADOPTIONS, SEALED_API_KEYS, SAVE_POLICIES, SEGMENTS, READABLE_EXPORTS, LINKS, COLD_NAMESPACES,
-    COMPACTION_POLICIES, ITEMS, CLEAR_VECTORS, EVENTS,
+    COMPACTION_POLICIES, ITEMS, CLEAR_VECTORS, EVENTS, DECISIONS,
 )  # fmt: skip
 KNOWN_NAMES = tuple(feature.name for feature in KNOWN)
 

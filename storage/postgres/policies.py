@@ -41,8 +41,8 @@ _POLICIES: dict[str, tuple[str, str]] = {
 }
 _SUBJECT_TABLES = (
     "archives artifact_refs artifacts blob_intents blob_refs blobs checkpoint_tags checkpoints chunks heads idempotency"
-    " item_paths item_scopes item_vectors items pending_writes removed_threads subject_keys thread_retention threads"
-    " upload_parts"
+    " item_paths item_scopes item_vectors items ledger_seals pending_writes removed_threads subject_keys"
+    " thread_retention threads upload_parts"
 )
 _TENANT_TABLES = (
     "accepted_losses api_key_seals api_keys audit_heads audit_log blob_usage event_relays event_settings jobs retention"

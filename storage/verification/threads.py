@@ -37,11 +37,14 @@ from storage.format.cold.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, Stu
 from storage.format.cold.segment import ColdSums, Directory, SegmentList
 from storage.format.pieces import unpack_ids
 from storage.format.record import OpenedWrite, PieceReader, open_head, open_thread_seal, open_write
+from storage.format.thread_ledgers.seal import ANCHOR_NAMESPACE, LedgerSeal
 from storage.format.token import incarnation_tag, removal_mac, thread_tag
 from storage.ledger.ledger import BlobLedger
 from storage.model import Page
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope, TenantListing, TenantScope
+from storage.statements.thread_ledgers import seals as ledgers_sql
+from storage.statements.thread_ledgers.seals import LedgerOfThreadRow
 from storage.statements.threads import archives as archives_sql
 from storage.statements.threads import completeness as sql
 from storage.statements.threads import threads as threads_sql
@@ -621,6 +624,8 @@ async def _compare_anchored(
         if len(rows) < _HEADS_PAGE:
             break
     if comparison.unmatched:
+        await _compare_ledgers(transaction, comparison, thread_id)
+    if comparison.unmatched:
         await _compare_cold(transaction, sealer, comparison, thread_id)
     lost = comparison.lost
     for known in comparison.unexplained():
@@ -635,6 +640,18 @@ async def _compare_anchored(
             )
             lost.append(known)
     return lost
+
+
+async def _compare_ledgers(transaction: Transaction, comparison: "_Comparison", thread_id: str | None) -> None:
+    """Account for ledgers of threads that are there."""
+    after = ""
+    while True:
+        rows = await transaction.fetch_all(ledgers_sql.AFTER, thread_id=thread_id, after=after, limit=_HEADS_PAGE)
+        for row in rows:
+            after = row.thread_id
+            comparison.take_ledger(row)
+        if len(rows) < _HEADS_PAGE:
+            return
 
 
 async def _compare_cold(
@@ -696,6 +713,17 @@ class _Comparison:
             detail = f"at change {head.sequence}, but {known.sequence} is anchored"
             self._find(known, detail, thread_id, namespace)
 
+    def take_ledger(self, row: LedgerOfThreadRow) -> None:
+        """Account for the ledger of a thread."""
+        with suppress(IntegrityFailure, KeyDestroyed):  # found when the thread itself was verified
+            thread = open_thread_seal(self._sealer, row.thread_id, row.created_at, row.thread_seal)
+            LedgerSeal.open(self._sealer, row.thread_id, thread.incarnation, row.sequence, row.seal)
+            place = namespace_tag(self._sealer, row.thread_id, ANCHOR_NAMESPACE)
+            known = self.unmatched.pop((place, incarnation_tag(self._sealer, thread.incarnation)), None)
+            if known is not None and row.sequence < known.sequence:
+                detail = f"its ledger is at change {row.sequence}, but {known.sequence} is anchored"
+                self._find(known, detail, row.thread_id)
+
     def unexplained(self) -> Iterator[AnchoredHead]:
         """Anchored heads whose thread, or that life of it, is not there."""
         for known in self.unmatched.values():
@@ -703,6 +731,8 @@ class _Comparison:
             if found is None:
                 if known.thread not in self._passed_over:
                     yield known
+            elif known.namespace == namespace_tag(self._sealer, found[0], ANCHOR_NAMESPACE):
+                self._find(known, f"a ledger that had come to change {known.sequence} is not there", found[0])
             elif found[1] < known.sequence:  # else a request removed the namespace
                 self._find(known, f"a namespace that had come to change {known.sequence} is not there", found[0])
 

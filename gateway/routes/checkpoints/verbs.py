@@ -104,7 +104,7 @@ _SAVE_PROBLEMS = (
     "parent-unknown", "integrity-failure", "rollback-detected", "artifact-unknown", "piece-unknown",
     "quota-exceeded", "blob-store-unavailable", "state-too-new", "state-upcast-failed", "state-version-required",
     "state-schema-mismatch", "too-costly", "tenant-too-costly", "feature-off", "item-moved", "item-exists",
-    "clear-vectors-unavailable", "item-not-found", "item-paths-exceeded", "legal-hold",
+    "clear-vectors-unavailable", "item-not-found", "item-paths-exceeded", "legal-hold", "claim-lost", "thread-claimed",
 )  # fmt: skip
 
 
@@ -459,6 +459,8 @@ _WRITES_PATH = "/v1/threads/{thread_id}/checkpoints/{checkpoint_id}/writes/{task
         "integrity-failure",
         "rollback-detected",
         "key-destroyed",
+        "claim-lost",
+        "thread-claimed",
     ),
 )
 async def put_writes(call: Call[Scope], thread_id: str, checkpoint_id: str, task_id: str) -> Answer:

@@ -119,6 +119,9 @@ class OpenRow(msgspec.Struct, frozen=True):
     thread_created_at: datetime
     thread_seal: bytes
     cold: bytes | None
+    fence: int
+    claims_required: bool
+    open_approvals: int
     keys_hash: int
     head_id: str | None
     sequence: int | None
@@ -130,6 +133,11 @@ class OpenRow(msgspec.Struct, frozen=True):
     early_members: list[bytes] | None
     policies: PoliciesRow
 
+
+# A save under the fence of the thread's claim keeps that alive (`storage.claims`); under another one it fails.
+_RENEWED = """claimed_until = CASE WHEN :fence::bigint = t.fence AND t.claimed_until IS NOT NULL
+            THEN greatest(t.claimed_until, statement_timestamp() + make_interval(secs => t.claim_seconds))
+            ELSE t.claimed_until END"""
 
 OPEN = Statement(
     f"""
@@ -145,13 +153,16 @@ WITH thread AS (
         updated_at = excluded.updated_at,
         agent = coalesce(t.agent, excluded.agent),
         status = coalesce(:status, t.status),
+        {_RENEWED},
         searchable = CASE
             WHEN t.searchable = '{{}}' OR excluded.searchable <@ t.searchable THEN excluded.searchable
             WHEN t.searchable <@ excluded.searchable THEN t.searchable
         END
-    RETURNING tenant_id, subject_id, thread_id, tier, strict, agent, activity, created_at, seal, cold
+    RETURNING tenant_id, subject_id, thread_id, tier, strict, agent, activity, created_at, seal, cold, fence,
+        claims_required, open_approvals
 )
 SELECT p.*, t.tier, t.strict, t.agent AS thread_agent, t.created_at AS thread_created_at, t.seal AS thread_seal, t.cold,
+    t.fence, t.claims_required, t.open_approvals,
     {KEYS_HASH} AS keys_hash,
     h.head_id, h.sequence, h.seal AS head_seal,
     (SELECT array_agg(present.piece_id) FROM (
@@ -251,16 +262,17 @@ def _call(function: str, parameters: str) -> Statement[None]:
 # other policies than it knows of (null: it names one). Nothing that the head and its writes need can have been pruned
 # while both seals are what they were, so its pieces are there. A save that fails begins with OPEN or OPEN_WRITES.
 SAVE_ON = _call(
-    "save_on_8",
+    "save_on_9",
     "key_version pieces children envelopes namespace checkpoint_id parent_id step status source agent run_id model"
     " state_schema state_version input_tokens output_tokens cost_micros created_at piece_ids manifest head_id sequence"
-    " head_seal thread_status thread_seal strict named_ids head_seal_before early_count policies keys_hash event_id",
+    " head_seal thread_status thread_seal strict named_ids head_seal_before early_count policies keys_hash event_id"
+    " fence",
 )
 PUT_WRITES_ON = _call(
-    "put_writes_on_7",
+    "put_writes_on_8",
     "key_version pieces children envelopes namespace checkpoint_id task_id task_path status now idx channels piece_ids"
     " values members state_schema state_version thread_status thread_seal_before thread_seal sequence head_seal_before"
-    " head_seal keys_hash event_id",
+    " head_seal keys_hash event_id fence",
 )
 
 
@@ -274,6 +286,9 @@ class OpenWritesRow(msgspec.Struct, frozen=True):
     thread_created_at: datetime
     thread_seal: bytes
     cold: bytes | None
+    fence: int
+    claims_required: bool
+    open_approvals: int
     keys_hash: int
     head_id: str | None
     sequence: int | None
@@ -296,10 +311,11 @@ WITH thread AS (
       :own_seal, :client_share,
       '{{}}')
     ON CONFLICT (tenant_id, subject_id, thread_id) DO UPDATE SET
-        activity = t.activity + 1, updated_at = excluded.updated_at, status = coalesce(:status, t.status)
-    RETURNING tenant_id, subject_id, thread_id, tier, created_at, seal, cold
+        activity = t.activity + 1, updated_at = excluded.updated_at, status = coalesce(:status, t.status), {_RENEWED}
+    RETURNING tenant_id, subject_id, thread_id, tier, created_at, seal, cold, fence, claims_required, open_approvals
 )
-SELECT t.tier, t.created_at AS thread_created_at, t.seal AS thread_seal, t.cold,
+SELECT t.tier, t.created_at AS thread_created_at, t.seal AS thread_seal, t.cold, t.fence, t.claims_required,
+    t.open_approvals,
     {KEYS_HASH} AS keys_hash,
     h.head_id, h.sequence, h.seal AS head_seal, c.state_schema AS at_schema, c.state_version AS at_version, w.*
 FROM thread t

@@ -161,7 +161,16 @@ DELETE_ALL = tuple(
 DELETE FROM stateroom.{table}
 WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id
 """)
-    for table in ("pending_writes", "checkpoints", "heads", "chunks", "archives", "thread_retention", "threads")
+    for table in (
+        "pending_writes",
+        "checkpoints",
+        "heads",
+        "chunks",
+        "archives",
+        "thread_retention",
+        "ledger_seals",
+        "threads",
+    )
 )
 
 COPY_CHUNKS = Statement("""

@@ -244,6 +244,14 @@ class HeadMoved(Conflict):
     """Somebody else saved first; ``head_id`` is the head now. Load, apply the change again, save."""
 
 
+class ClaimLost(Conflict):
+    """Another run went on with the thread since: stop this one, or claim the thread again and load it."""
+
+
+class ThreadClaimed(Conflict):
+    """The thread is written to under a claim only."""
+
+
 class ItemMoved(Conflict):
     """The item is not at the revision that was named; ``revision`` is the one it is at, ``None``: there is none."""
 

@@ -1,0 +1,1 @@
+"""Statements on the ledgers of threads: approvals, effects, claims, and what counts them."""
