@@ -454,9 +454,9 @@ async def test_the_functions_of_the_release_before_write_on_and_tell_nothing(sto
     assert {"save_on_7", "put_writes_on_6", "look_up_api_key_2"} <= {each["proname"] for each in names}
     await save(store, listened)
     told_before = len(await all_events(store, listened))
-    monkeypatch.setattr(checkpoints_sql, "SAVE_ON", of_before(checkpoints_sql.SAVE_ON, "save_on_8", "save_on_7"))
+    monkeypatch.setattr(checkpoints_sql, "SAVE_ON", of_before(checkpoints_sql.SAVE_ON, "save_on_9", "save_on_7"))
     monkeypatch.setattr(
-        checkpoints_sql, "PUT_WRITES_ON", of_before(checkpoints_sql.PUT_WRITES_ON, "put_writes_on_7", "put_writes_on_6")
+        checkpoints_sql, "PUT_WRITES_ON", of_before(checkpoints_sql.PUT_WRITES_ON, "put_writes_on_8", "put_writes_on_6")
     )
     saved = await save(store, listened)
     await put(store, listened, saved.checkpoint_id, write(-3, "__interrupt__", 1), status="waiting")
@@ -482,10 +482,10 @@ async def test_an_event_never_makes_a_save_wait_for_the_relay_nor_fail(store, da
 
 
 def of_before(statement, name, before):
-    """The call of the function that it was before, without the id of an event."""
+    """The call of the function that it was before: without the id of an event, and the fence behind it."""
     older = copy(statement)
-    older.text = statement.text.replace(name, before).rpartition(",")[0] + ")"
-    older.arguments = lambda bound, values: statement.arguments(bound, values)[:-1]
+    older.text = statement.text.replace(name, before).rsplit(",", 2)[0] + ")"
+    older.arguments = lambda bound, values: statement.arguments(bound, values)[:-2]
     return older
 
 
