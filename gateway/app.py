@@ -40,6 +40,7 @@ from gateway.background import in_the_background
 from gateway.documents.openapi import api_document
 from gateway.documents.page import page
 from gateway.events.hub import Hub
+from gateway.events.on_record import OnRecord
 from gateway.events.positions import Positions
 from gateway.http.artifact_urls import ArtifactUrls
 from gateway.http.asgi import Message, Receive, Scope, Send
@@ -316,6 +317,7 @@ def create_app(
         waiters=waiters,
         hub=Hub(store.events, authenticator, store.keys.check_stored, drain),
         event_positions=Positions(peppers),
+        listeners_on_record=OnRecord(),
         artifact_urls=ArtifactUrls(peppers),
         drain=drain,
         metrics=metrics,

@@ -11,6 +11,7 @@ from gateway.admission.limits import Admission, Commits, Drain
 from gateway.admission.waiting import Waiters
 from gateway.authentication.principals import Authenticator
 from gateway.events.hub import Hub
+from gateway.events.on_record import OnRecord
 from gateway.events.positions import Positions
 from gateway.http.artifact_urls import ArtifactUrls
 from gateway.http.cursors import Cursors
@@ -37,6 +38,7 @@ class Services:
     waiters: Waiters
     hub: Hub
     event_positions: Positions
+    listeners_on_record: OnRecord
     artifact_urls: ArtifactUrls
     drain: Drain
     metrics: Metrics

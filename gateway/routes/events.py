@@ -66,14 +66,16 @@ async def read_events(call: Call[Scope | TenantScope]) -> Answer:
         raise InvalidRequest(Fault(detail="a stream waits by itself; leave it out", parameter="wait_seconds"))
     tenant_id, subject_id = call.scope.tenant_id, call.scope.subject_id if isinstance(call.scope, Scope) else None
     wanted = Wanted(frozenset(query.types), query.thread)
-    place = _place(call, tenant_id, subject_id, wanted)
+    heard_by = encode_msgpack((exchange.route, tenant_id, subject_id, sorted(wanted.types), wanted.thread_id))
+    place = Place(call.services.event_positions, heard_by)
     begin = _begin(call, place, query.since)
-    _note(call, is_opened=as_stream or begin is None)
+    access, exchange.facts.access = exchange.facts.access, None
     authorization = exchange.facts.headers[b"authorization"]
     listener = Listener(call.scope, wanted, authorization, begin)
     if not as_stream and not query.wait_seconds:
         await _check_subject(call)
         page = await call.store.events.read(call.scope, listener.query(query.limit))
+        _note(call, access, heard_by, is_opened=begin is None)
         return exchange.reply(_page_of(page, place), compressed=True)
     if call.services.drain.draining:  # another process is to be asked, and not this one again and again
         raise Draining
@@ -83,6 +85,7 @@ async def read_events(call: Call[Scope | TenantScope]) -> Answer:
         await _check_subject(call)
         held.enter_context(hub.listening(listener))
         heard: Sequence[Told] = await hub.read(listener, min(query.limit, BATCH_EVENTS))
+        _note(call, access, heard_by, is_opened=as_stream or begin is None)
         if as_stream:
             return EventStream(listener, heard, place=place, hub=hub, exchange=exchange, held=held.pop_all())
         if not heard and not exchange.facts.bodiless:
@@ -98,12 +101,6 @@ async def _check_subject(call: Call[Scope | TenantScope]) -> None:
     """
     if isinstance(call.scope, Scope):
         await call.store.keys.check_stored(call.scope)
-
-
-def _place(call: Call[Scope | TenantScope], tenant_id: UUID, subject_id: str | None, wanted: Wanted) -> Place:
-    """What cursors of this listener are bound to."""
-    heard = (call.exchange.route, tenant_id, subject_id, sorted(wanted.types), wanted.thread_id)
-    return Place(call.services.event_positions, encode_msgpack(heard))
 
 
 def _begin(call: Call[Scope | TenantScope], place: Place, since: str | None) -> EventPosition | None:
@@ -124,11 +121,15 @@ def _begin(call: Call[Scope | TenantScope], place: Place, since: str | None) -> 
     return position
 
 
-def _note(call: Call[Scope | TenantScope], *, is_opened: bool) -> None:
-    """Note who begins to listen, and none of the questions that go on."""
-    access, call.exchange.facts.access = call.exchange.facts.access, None
-    if is_opened and access is not None:
-        of_chain, actor, target = access
+def _note(
+    call: Call[Scope | TenantScope], access: tuple[UUID, str, str] | None, heard_by: bytes, *, is_opened: bool
+) -> None:
+    """Note who begins to listen, or goes on where another caller was, and none of its own questions that go on."""
+    if access is None:
+        return
+    of_chain, actor, target = access
+    is_due = call.services.listeners_on_record.is_due(actor, heard_by)
+    if is_opened or is_due:
         call.store.audit.note(of_chain, actor, "event.read", target, 200)
 
 

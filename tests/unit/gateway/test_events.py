@@ -295,6 +295,16 @@ async def test_who_begins_to_listen_is_noted_and_no_question_is(call, store):
     assert [(action, target) for _, _, action, target, _ in store.audit.notes] == [("event.read", "subject/user-1")]
 
 
+async def test_who_goes_on_with_anothers_cursor_is_noted_as_one_who_listens(call, store):
+    mine = {"Stateroom-Subject": "user-1"}
+    async with call() as first, call("service", permissions=("state:read", "subject:act_as")) as other:
+        cursor = (await first.get(EVENTS)).json()["cursor"]
+        for _ in range(3):
+            await other.get(EVENTS, params={"since": cursor}, headers=mine)
+    assert len({actor for _, actor, *_ in store.audit.notes}) == 2
+    assert [(action, target) for _, _, action, target, _ in store.audit.notes] == [("event.read", "subject/user-1")] * 2
+
+
 async def test_a_revoked_key_waits_no_longer(call, store):
     async with call() as client:
         waiting = asyncio.create_task(client.get(EVENTS, params={"wait_seconds": 30}))
