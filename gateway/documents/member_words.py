@@ -97,6 +97,7 @@ MEMBERS: dict[str, str] = {
     "failed": "Heads that cannot be converted.",
     "failures": "Why heads cannot be converted, alike ones together.",
     "features_known": "Whether this build knows every feature that is switched on.",
+    "fence": "The number of the claim under which the thread is gone on with; of a claim, its own.",
     "filter": "What members of values must be: a value, or $eq, $ne, $gt, $gte, $lt, $lte, $in; joined by $and, $or.",
     "findings": "The damage, by place.",
     "fingerprint": "The fingerprint of the deployment's key, in hex; compare it over another way.",
