@@ -9,9 +9,12 @@ from storage.errors import InvalidState, LimitExceeded
 from storage.scope import check_id
 
 EFFECTS_MAX: Final = 10_000
+# Of one name, on as many lines of a thread.
+EFFECT_EXECUTIONS_MAX: Final = 100
 EFFECT_NAME_BYTES_MAX: Final = 255
 EFFECT_ARGS_BYTES_MAX: Final = 1024 * 1024
 EFFECT_RESULT_BYTES_MAX: Final = 1024 * 1024
+EFFECT_ARGS_VALUES_MAX: Final = 10_000
 EFFECT_IDENTITY_MAX: Final = 32
 EFFECT_POINTER_BYTES_MAX: Final = 1024
 EFFECT_LEASE_SECONDS_MIN: Final = 5
@@ -165,6 +168,7 @@ class Effect:
         leased_until: When whoever started it is taken for dead.
         result_state: Whether there is a result, and where.
         result: The result, as MessagePack, if it is stored; never of a listing.
+        args: The arguments, as MessagePack; never of a listing.
         result_digest: The digest of the result that its finish named.
         result_bytes: The size of the result.
         artifact_id: The artifact that holds it.
@@ -202,6 +206,7 @@ class Effect:
     repeats: int | None
     repeats_name: str | None
     is_copy: bool = False
+    args: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,8 +262,8 @@ _thread_table(
     *_columns(UUID, "artifact_id", "approval_id", nullable=True),
     *_columns(Integer, "approval_position", nullable=True),
     *_columns(Boolean, "copied", "client_share"),
-    *_columns(LargeBinary, "asked", "asked_member"),
-    *_columns(LargeBinary, "outcome", "outcome_member", nullable=True),
+    *_columns(LargeBinary, "asked", "asked_member", "args", "args_member"),
+    *_columns(LargeBinary, "outcome", "outcome_member", "result", "result_member", nullable=True),
     *_columns(LargeBinary, "mac"),
     _index("effects_by_intent", "tenant_id subject_id thread_id intent_mac"),
     _index(

@@ -22,6 +22,7 @@ from storage.access.completeness import (
 from storage.access.idempotency import claim, settle
 from storage.concurrency.turns import Pauses
 from storage.control.rows import ControlRows
+from storage.effects.leaving import bury_effects
 from storage.errors import (
     IntegrityFailure,
     ThreadArchived,
@@ -362,6 +363,7 @@ async def remove_thread(
             removal = removal_mac(sealer, thread_tag(sealer, thread_id), incarnation_tag(sealer, thread.incarnation))
             await transaction.run(REMEMBER_REMOVAL, removal=removal, removed_at=now)
     stubs = await transaction.fetch_all(DELETE_STUBS, thread_id=thread_id)
+    await bury_effects(transaction, thread_id)
     writes, checkpoints, *_ = [await transaction.run(each, thread_id=thread_id) for each in sql.DELETE_ALL]
     return Removal(
         threads=1,

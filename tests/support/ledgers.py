@@ -2,15 +2,27 @@
 
 # ruff: noqa: S608  table and column names are constants of these tests
 
+from datetime import timedelta
 from typing import Any
 
 import asyncpg
 
 from storage.claims.model import Claim, ClaimRequest
-from storage.effects.model import Effect, EffectFinish, EffectResolve, EffectStart, EffectStarted
+from storage.effects.model import (
+    REPEAT_WINDOW_SECONDS,
+    Effect,
+    EffectFinish,
+    EffectResolve,
+    EffectStart,
+    EffectStarted,
+)
+from storage.effects.rows import EffectChange
 from storage.encoding import encode_msgpack
+from storage.format.thread_ledgers.names import effect_name_mac
 from storage.scope import ClientShare, Scope
 from storage.service import Store
+from storage.statements.thread_ledgers import effects as sql
+from storage.thread_ledgers.locked import LockedLedger
 
 ACTOR = "api-key:worker"
 KEY = "worker"
@@ -105,3 +117,29 @@ async def claim_over(admin: asyncpg.Connection, scope: Scope, seconds: float = 0
         " WHERE tenant_id = $1 AND subject_id = $2 AND thread_id = $3",
         scope.tenant_id, scope.subject_id, thread_id, seconds,
     )  # fmt: skip
+
+
+async def _changed(store: Store, scope: Scope, names: list[str], thread_id: str, change: Any) -> None:
+    """Change columns of effects by the product's own code, as time would have."""
+    sealer = await store.keys.sealer(scope)
+    async with store.unit_of_work.begin(scope) as transaction:
+        ledger = await LockedLedger.lock(transaction, sealer, thread_id, without_share=True)
+        effects = EffectChange(transaction, ledger, lambda _: None)
+        for row in await transaction.fetch_all(
+            sql.LISTED, thread_id=thread_id, status=None, checkpoint_id=None, after_at=None, after_namespace="",
+            after_name=b"", after_execution=0, limit=1000,
+        ):  # fmt: skip
+            named = {effect_name_mac(sealer, thread_id, row.namespace, name) for name in names}
+            if not names or row.name_mac in named:
+                await effects.set(row, **change(row))
+
+
+async def effect_over(store: Store, scope: Scope, name: str = "call-1", thread_id: str = "t1") -> None:
+    """Let the lease of an effect be over."""
+    await _changed(store, scope, [name], thread_id, lambda row: {"leased_until": row.started_at})
+
+
+async def window_over(store: Store, scope: Scope, thread_id: str = "t1") -> None:
+    """Let it be longer ago that effects were started than repeats are asked about."""
+    earlier = timedelta(seconds=REPEAT_WINDOW_SECONDS)
+    await _changed(store, scope, [], thread_id, lambda row: {"started_at": row.started_at - earlier})

@@ -1,13 +1,14 @@
 """An effect's row: what its MAC covers, and what is sealed in it.
 
-Two envelopes: what was **asked** (the name, the tool, its arguments), written once, and the **outcome** (the result,
-its digest, the name of an error). The MAC covers every clear column, the thread's life, and keyed tags of both; never
-an envelope, so that sealing them again leaves it as it is. Both envelopes take the client's share of their thread, if
-that has one.
+Four envelopes: what was **asked** (name, tool) and its **arguments**, written once; the **outcome** (the name of
+an error) and the **result**. The small ones are apart, so that a list opens no large one. The MAC covers every clear
+column, the thread's life, and keyed tags of all four; never an envelope, so that sealing them again leaves it as it is.
+All of them take the client's share of their thread, if that has one.
 """
 
 import hmac
 from datetime import datetime
+from typing import Final, Literal, get_args
 from uuid import UUID
 
 import msgspec
@@ -49,7 +50,9 @@ class EffectColumns(msgspec.Struct, frozen=True):
         copied: Whether it came with a copy of its thread.
         client_share: Whether the envelopes take the client's share.
         asked_member: The tag of what was asked.
-        outcome_member: The tag of the outcome; None: there is none.
+        args_member: The tag of the arguments.
+        outcome_member: The tag of the outcome; None: there is nothing to say.
+        result_member: The tag of the result; None: it is not here.
     """
 
     thread_id: str
@@ -78,7 +81,9 @@ class EffectColumns(msgspec.Struct, frozen=True):
     copied: bool
     client_share: bool
     asked_member: bytes
+    args_member: bytes
     outcome_member: bytes | None
+    result_member: bytes | None
 
     def proof(self, sealer: Sealer, incarnation: bytes) -> bytes:
         """The MAC of the row, in this life of its thread."""
@@ -96,18 +101,17 @@ class EffectColumns(msgspec.Struct, frozen=True):
             raise IntegrityFailure("an effect of this thread was altered outside the gateway")
 
     def location(self, part: str) -> tuple[str, bytes, int, str]:
-        """The context fields of an envelope: its place, and which of the two it is."""
+        """The context fields of an envelope: its place, and which of the four it is."""
         return (self.thread_id, self.name_mac, self.execution, part)
 
 
 class Asked(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What was asked.
+    """What was asked, besides the arguments.
 
     Attributes:
         name: The name of the call.
         tool: The name of the tool.
-        args: The arguments, as MessagePack.
-        identity: The pointers into them that say what is the same.
+        identity: The pointers into the arguments that say what is the same.
         tool_digest: A digest of what the tool is.
         repeats: The number of the earlier execution of the same intent.
         repeats_name: The name of that one, if it is another.
@@ -115,7 +119,6 @@ class Asked(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
     name: str
     tool: str
-    args: bytes
     identity: tuple[str, ...]
     tool_digest: str | None = None
     repeats: int | None = None
@@ -123,82 +126,78 @@ class Asked(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What became of it.
+    """What became of it, besides the result.
 
     Attributes:
-        result: The result, as MessagePack; None: there is none here.
         result_digest: The digest of the result that its finish named.
         error: The short name of the error's class.
     """
 
-    result: bytes | None = None
     result_digest: bytes | None = None
     error: str | None = None
 
 
-_NOTHING = Outcome()
+Part = Literal["asked", "args", "outcome", "result"]
+PARTS: Final[tuple[Part, ...]] = get_args(Part)
+NOTHING: Final = Outcome()
 _asked = msgspec.msgpack.Decoder(Asked)
 _outcome = msgspec.msgpack.Decoder(Outcome)
 
 
-def asked_member(sealer: Sealer, asked: Asked) -> bytes:
-    """The tag of what was asked."""
-    return member_of(sealer, b"effect-asked", encode_msgpack(asked))
+def encode(record: Asked | Outcome) -> bytes:
+    """The plaintext of what was asked, or of an outcome."""
+    return encode_msgpack(record)
 
 
-def outcome_member(sealer: Sealer, outcome: Outcome) -> bytes | None:
-    """The tag of an outcome; None: there is nothing to say."""
-    return None if outcome == _NOTHING else member_of(sealer, b"effect-outcome", encode_msgpack(outcome))
+def part_member(sealer: Sealer, part: Part, plaintext: bytes) -> bytes:
+    """The tag of what a part says."""
+    return member_of(sealer, b"effect-" + part.encode(), plaintext)
 
 
-def seal_asked(sealer: Sealer, columns: EffectColumns, asked: Asked) -> bytes:
-    """The envelope of what was asked."""
-    return sealer.seal(Kind.EFFECT, columns.location("asked"), encode_msgpack(asked))
+def seal_part(sealer: Sealer, columns: EffectColumns, part: Part, plaintext: bytes) -> bytes:
+    """The envelope of a part."""
+    return sealer.seal(Kind.EFFECT, columns.location(part), plaintext)
 
 
-def seal_outcome(sealer: Sealer, columns: EffectColumns, outcome: Outcome) -> bytes | None:
-    """The envelope of an outcome; None: there is nothing to say."""
-    if outcome == _NOTHING:
+def open_part(sealer: Sealer, columns: EffectColumns, part: Part, envelope: bytes | None) -> bytes | None:
+    """Undo `seal_part`; None: the effect has no such part.
+
+    Raises:
+        IntegrityFailure: It is not this effect's, or was removed.
+    """
+    member: bytes | None = getattr(columns, f"{part}_member")
+    if envelope is None and member is None:
         return None
-    return sealer.seal(Kind.EFFECT, columns.location("outcome"), encode_msgpack(outcome))
+    try:
+        plaintext = b"" if envelope is None else sealer.open(Kind.EFFECT, columns.location(part), envelope)
+    except OpenError:
+        raise IntegrityFailure from None
+    if envelope is None or not hmac.compare_digest(part_member(sealer, part, plaintext), member or b""):
+        raise IntegrityFailure("a part of an effect was altered")
+    return plaintext
 
 
 def open_asked(sealer: Sealer, columns: EffectColumns, envelope: bytes) -> Asked:
-    """Undo `seal_asked`.
+    """What was asked.
 
     Raises:
-        IntegrityFailure: It is not this effect's.
+        IntegrityFailure: As `open_part`.
     """
-    plaintext = _opened(sealer, columns, "asked", envelope)
-    if not hmac.compare_digest(member_of(sealer, b"effect-asked", plaintext), columns.asked_member):
-        raise IntegrityFailure("what an effect asked for was altered")
+    plaintext = open_part(sealer, columns, "asked", envelope)
     try:
-        return _asked.decode(plaintext)
+        return _asked.decode(plaintext or b"")
     except msgspec.DecodeError:
         raise IntegrityFailure from None
 
 
 def open_outcome(sealer: Sealer, columns: EffectColumns, envelope: bytes | None) -> Outcome:
-    """Undo `seal_outcome`.
+    """What became of it.
 
     Raises:
-        IntegrityFailure: It is not this effect's.
+        IntegrityFailure: As `open_part`.
     """
-    if (envelope is None) != (columns.outcome_member is None):
-        raise IntegrityFailure("what became of an effect was altered")
-    if envelope is None or columns.outcome_member is None:
-        return _NOTHING
-    plaintext = _opened(sealer, columns, "outcome", envelope)
-    if not hmac.compare_digest(member_of(sealer, b"effect-outcome", plaintext), columns.outcome_member):
-        raise IntegrityFailure("what became of an effect was altered")
+    plaintext = open_part(sealer, columns, "outcome", envelope)
     try:
-        return _outcome.decode(plaintext)
+        return NOTHING if plaintext is None else _outcome.decode(plaintext)
     except msgspec.DecodeError:
-        raise IntegrityFailure from None
-
-
-def _opened(sealer: Sealer, columns: EffectColumns, part: str, envelope: bytes) -> bytes:
-    try:
-        return sealer.open(Kind.EFFECT, columns.location(part), envelope)
-    except OpenError:
         raise IntegrityFailure from None
