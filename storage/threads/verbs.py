@@ -22,6 +22,7 @@ from storage.access.completeness import (
 from storage.access.idempotency import claim, settle
 from storage.concurrency.turns import Pauses
 from storage.control.rows import ControlRows
+from storage.effects.copying import copy_effects
 from storage.effects.leaving import bury_effects
 from storage.errors import (
     IntegrityFailure,
@@ -286,6 +287,8 @@ class Threads:
         self._access.row_quotas.require_room(copy.scope)
         copied = await copy.run()
         await self._access.offload.ledger.copy(copy.transaction, copy.source, copy.target)
+        noted = self._access.note_ledger(copy.scope, copy.sealer, copy.target)
+        await copy_effects(copy.transaction, copy.sealer, copy.source, copy.target, noted)
         said = OfThread(copy.target)
         await self._access.emitting.of_thread(copy.transaction, copy.scope, "thread.created", said)
         return copied

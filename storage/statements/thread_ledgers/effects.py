@@ -169,10 +169,12 @@ ORDER BY subject_id, thread_id, namespace, name_mac, execution LIMIT :limit
     UnknownRow,
 )
 
-# Whether a thread has a live claim, or an effect that did not end: then no policy deletes or archives it.
+# Whether a thread has a live claim, an effect that is under way, or one that may not be repeated and did not end: then
+# no policy deletes or archives it.
 BUSY = Statement(
     f"""
-SELECT EXISTS (SELECT FROM stateroom.effects WHERE {_THREAD} AND status IN ('started', 'unknown'))
+SELECT EXISTS (SELECT FROM stateroom.effects WHERE {_THREAD} AND status IN ('started', 'unknown')
+    AND (mode = 'once' OR status = 'started' AND leased_until > statement_timestamp()))
     OR EXISTS (
         SELECT FROM stateroom.claims c JOIN stateroom.threads t ON t.tenant_id = :tenant_id
             AND t.subject_id = :subject_id AND t.thread_id = c.thread_id

@@ -55,7 +55,6 @@ async def line(store, scope):
 
 
 def _parent(saved):
-    from storage.model import Parent
 
     return Parent(saved.checkpoint_id)
 
