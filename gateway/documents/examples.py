@@ -126,12 +126,13 @@ _EFFECT = {
     "tool": "pay_invoice", "status": "done", "provider_key": "01988d42-7a81-7293-8405-6f7081920314",
     "anchor_checkpoint_id": _HEAD, "run_id": "run-1", "started_at": _LATER, "finished_at": "2026-03-01T09:04:13Z",
     "leased_until": "2026-03-01T09:09:12Z", "result_state": "stored", "error": None, "resolved_by": None,
-    "started_by": "7Qm2Xc9LpA4z", "repeats": None, "is_copy": False, "result_bytes": 13, "artifact_id": None,
+    "started_by": "7Qm2Xc9LpA4z", "repeats": None,
+    "repeats_name": None, "is_copy": False, "result_bytes": 13, "artifact_id": None,
 }  # fmt: skip
 _EFFECT_STARTED = {
     **_EFFECT, "status": "started", "finished_at": None, "result_state": "none", "result_bytes": None,
 }  # fmt: skip
-_EFFECT_DONE = {**_EFFECT, "result": {"paid": 1200}}
+_EFFECT_DONE = {**_EFFECT, "args": {"to": "bob", "amount": 1200}, "result": {"paid": 1200}}
 _UNKNOWN_EFFECT = {
     "subject_id": "user-42", "thread_id": "trip-7", "namespace": "", "name_tag": "9f86d081884c7d659a2feaa0c55ad015",
     "execution": 1, "attempt": 1, "mode": "once", "anchor_checkpoint_id": _HEAD, "run_id": "run-1",

@@ -223,8 +223,9 @@ MEMBERS: dict[str, str] = {
     "refresh": "Whether reading gives an item with a time to live that time anew; default true.",
     "remove": "Channels to remove.",
     "repeat": "Whether it is meant to happen once more.",
-    "repeats": "The earlier effect of the same intent beside which it was meant, or whose provider_key it has; null: "
-    "none.",
+    "repeats": "The earlier execution of the same intent beside which it was meant, or whose provider_key it has; "
+    "null: there was none.",
+    "repeats_name": "The name of that one; null: it is the same.",
     "request_id": "Finds the request in the logs; also in X-Request-Id.",
     "required": "Whether the thread takes no write without a claim.",
     "resolved_by": "Who said whether it happened: a key's id, or check for a program; null: nobody had to.",

@@ -52,18 +52,24 @@ async def _plain(exchange: Exchange, name: Format, raw: Raw, where: str) -> byte
 
 
 async def _shown(exchange: Exchange, effect: Effect) -> bodies.Effect:
-    """An effect as it is shown, with its result where it has been read."""
+    """An effect as it is shown, with its arguments and its result where they have been read."""
     shown = bodies.Effect.of(
         effect,
         provider_key=str(effect.provider_key),
         artifact_id=None if effect.artifact_id is None else str(effect.artifact_id),
         result_digest=UNSET if effect.result_digest is None else effect.result_digest,
+        args=UNSET,
         result=UNSET,
     )
+    if effect.args is not None:
+        shown.args = await _value(exchange, effect.args)
     if effect.result is not None:
-        value = Value("msgpack", effect.result)
-        shown.result = await exchange.reservation.run(value_out(exchange.format, value), len(effect.result))
+        shown.result = await _value(exchange, effect.result)
     return shown
+
+
+async def _value(exchange: Exchange, data: bytes) -> Raw:
+    return await exchange.reservation.run(value_out(exchange.format, Value("msgpack", data)), len(data))
 
 
 @Operation(
@@ -76,7 +82,7 @@ async def _shown(exchange: Exchange, effect: Effect) -> bodies.Effect:
     headers=("Stateroom-Client-Share",),
     problems=(*_CHANGING, "effect-in-progress", "effect-mismatch", "effect-repeats", "effect-unknown",
               "effects-exceeded", "claim-lost", "thread-claimed", "approval-not-found", "approval-required",
-              "checkpoint-not-found", "feature-off", "quota-exceeded"),
+              "feature-off", "quota-exceeded"),
 )  # fmt: skip
 async def start_effect(call: Call[Scope], thread_id: str, effect_name: str) -> Answer:
     request, form, _ = await call.exchange.body(bodies.EffectStartRequest)

@@ -82,10 +82,10 @@ class EffectResolveRequest(Request):
 class Effect(Response, omit_defaults=True):
     """A tool call with consequences.
 
-    ``result_state``: ``stored``, and ``result`` has it where one effect is shown; ``artifact``, that of
-    ``artifact_id`` does; ``missing``, it happened and its result was lost; ``none``, it has none. ``provider_key`` is
-    the same for all attempts at one execution: give it to the service as its idempotency key. ``is_copy``: it came with
-    a copy of its thread, as history.
+    ``result_state``: ``stored``, and ``result`` has it where one effect is shown, beside ``args``; ``artifact``, that
+    of ``artifact_id`` does; ``missing``, it happened and its result was lost; ``none``, it has none. ``provider_key``
+    is the same for all attempts at one execution: give it to the service as its idempotency key. ``is_copy``: it came
+    with a copy of its thread, as history.
     """
 
     thread_id: str
@@ -106,11 +106,13 @@ class Effect(Response, omit_defaults=True):
     error: str | None
     resolved_by: str | None
     started_by: str
-    repeats: str | None
+    repeats: int | None
+    repeats_name: str | None
     is_copy: bool
     result_bytes: int | None
     artifact_id: str | None
     result_digest: bytes | UnsetType = UNSET
+    args: Raw | UnsetType = UNSET
     result: Raw | UnsetType = UNSET
 
 

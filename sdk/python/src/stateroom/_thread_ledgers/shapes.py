@@ -102,13 +102,15 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
         finished_at: When it ended.
         leased_until: When whoever started it is taken for dead.
         result_state: ``none``, ``stored``, ``artifact`` or ``missing``.
+        args: The tool's arguments, where one effect was asked for.
         result: The result, where it is stored and one effect was asked for.
         result_bytes: How many bytes it has as MessagePack.
         artifact_id: The artifact that holds it.
         error: The short name of the error's class.
         resolved_by: Who said whether it happened.
         started_by: The id of the API key that started it.
-        repeats: The earlier effect beside which it was meant, or whose provider key it has.
+        repeats: The number of the earlier execution beside which it was meant, or whose provider key it has.
+        repeats_name: The name of that one, if it is another.
         is_copy: Whether it came with a copy of its thread.
     """
 
@@ -127,13 +129,15 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     anchor_checkpoint_id: str | None = None
     run_id: str | None = None
     finished_at: datetime | None = None
+    args: Any = None
     result: Any = None
     result_bytes: int | None = None
     artifact_id: str | None = None
     error: str | None = None
     resolved_by: str | None = None
     started_by: str | None = None
-    repeats: str | None = None
+    repeats: int | None = None
+    repeats_name: str | None = None
     is_copy: bool = False
 
 
