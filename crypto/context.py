@@ -46,6 +46,8 @@ class Kind(IntEnum):
     ITEM_PATH = 0x1A
     ITEM_SCOPE = 0x1B
     ITEM_VECTORS = 0x1C
+    CLAIM_NOTE = 0x1E
+    EFFECT = 0x1F
     BLOB_PART = 0x20
     SUBJECT_KEY = 0x30
     TENANT_KEY = 0x31

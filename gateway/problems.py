@@ -541,6 +541,53 @@ TABLE: dict[type[Exception], Kind] = {
         409, "thread-claimed",
         "Claim the thread (POST resume-claim), and name the fence that this gives with each write.",
     ),
+    storage_errors.ClaimNotFound: Kind(404, "claim-not-found", "Nobody ever claimed this thread."),
+    storage_errors.ClaimHeld: Kind(
+        409, "claim-held",
+        "Another run goes on with this thread. Wait until claimed_until, which it may put off, or take it over on "
+        "purpose (take_over): then it is the other one that may not go on.", 1.0,
+    ),
+    storage_errors.ThreadStuck: Kind(
+        409, "thread-stuck",
+        "One run after the other died with this thread, and none got on. Look into why, then claim it with take_over.",
+    ),
+    storage_errors.EffectNotFound: Kind(404, "effect-not-found", "The thread has no effect of this name."),
+    storage_errors.EffectMismatch: Kind(
+        422, "effect-mismatch", "The name was used for another intent: give each call a name of its own.",
+    ),
+    storage_errors.EffectInProgress: Kind(
+        409, "effect-in-progress",
+        "Somebody does it now. Ask again later; after Retry-After, whoever does it is taken for dead.", 1.0,
+    ),
+    storage_errors.EffectUnknown: Kind(
+        409, "effect-unknown",
+        "It may have happened. Look whether it did, then resolve its execution (POST resolve); it is not done again "
+        "before that.",
+    ),
+    storage_errors.EffectRepeats: Kind(
+        409, "effect-repeats",
+        "The same was done before, as effect_name and execution say (null: in a thread that was deleted). If it is "
+        "meant to happen once more, say repeat.",
+    ),
+    storage_errors.EffectSuperseded: Kind(
+        409, "effect-superseded",
+        "Another attempt was begun since, or this one ended otherwise. Start the effect again to learn what it did.",
+    ),
+    storage_errors.EffectNotUnknown: Kind(
+        409, "effect-not-unknown", "It is known whether it happened: show the effect. Only what is not is resolved.",
+    ),
+    storage_errors.EffectResolverStarted: Kind(
+        403, "effect-own-key",
+        "Resolve it with another key than the one that started it; a program that asked the service says by_check.",
+        title="Effect of one's own",
+    ),
+    storage_errors.EffectsExceeded: Kind(
+        409, "effects-exceeded", "The thread has as many effects as it may: go on in a new one.",
+    ),
+    storage_errors.ApprovalNotFound: Kind(404, "approval-not-found", "Check the approval's id."),
+    storage_errors.ApprovalRequired: Kind(
+        409, "approval-required", "A policy wants a person's approval first: ask for it, then start with approval_id.",
+    ),
     storage_errors.ItemMoved: Kind(
         412, "item-moved", "Read the item (it is at revision; null: there is none), apply your change again, put it."
     ),
@@ -693,6 +740,8 @@ def describe(error: Exception, *, public_url: str, request_id: str) -> tuple[Pro
             problem.head_id = error.head_id
         case storage_errors.ItemMoved():
             problem.revision = error.revision
+        case storage_errors.ClaimHeld() | storage_errors.EffectUnknown() | storage_errors.EffectRepeats():
+            _tell_of_ledger(problem, error)
         case storage_errors.ThreadArchived():
             problem.state = error.state
             problem.progress = UNSET if error.progress is None else error.progress
@@ -701,6 +750,18 @@ def describe(error: Exception, *, public_url: str, request_id: str) -> tuple[Pro
         case _:
             pass
     return problem, _headers(error, kind)
+
+
+def _tell_of_ledger(
+    problem: Problem, error: storage_errors.ClaimHeld | storage_errors.EffectUnknown | storage_errors.EffectRepeats
+) -> None:
+    """Say until when a thread is claimed, or which effect it is about."""
+    if isinstance(error, storage_errors.ClaimHeld):
+        problem.claimed_until = error.claimed_until
+        return
+    problem.execution = error.execution
+    if isinstance(error, storage_errors.EffectRepeats):
+        problem.effect_name = error.name
 
 
 def _limit(error: Exception) -> str | UnsetType:
@@ -768,7 +829,9 @@ in seconds. The `type` is the deployment's `/docs#<code>`.
 {rows}
 
 `head-moved` and `head-exists` carry `head_id`, the head there is now (null: none), `item-moved` and `item-exists`
-carry `revision`, that of the item (null: there is none). `limit-exceeded`, `body-too-large`,
+carry `revision`, that of the item (null: there is none). `claim-held` carries `claimed_until`, when the claim is over
+unless it is renewed. `effect-unknown` carries `execution`, the one to resolve, and `effect-repeats` carries
+`effect_name`, that of what was done before, and its `execution`. `limit-exceeded`, `body-too-large`,
 `state-too-large` and an `invalid-request` that is too long or too much carry `limit`, the name of the limit, and
 `quota-exceeded` the name of the quota.
 `invalid-request` names everything at once that is wrong with the form of a body, or with a query: members that are

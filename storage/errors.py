@@ -3,6 +3,7 @@
 Errors carry identifiers and numbers, never state, keys or SQL.
 """
 
+from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
@@ -298,6 +299,100 @@ class ClaimLost(StorageError):
 
 class ThreadClaimed(Conflict):
     """This thread is written to under a claim only: claim it, and name the claim's fence."""
+
+
+class ClaimNotFound(NotFound):
+    """Nobody ever claimed this thread."""
+
+
+class ClaimHeld(Conflict):
+    """Somebody else goes on with this thread; wait until the claim is over, or take it over on purpose.
+
+    Attributes:
+        claimed_until: When it may be claimed, if its holder neither renews nor releases it.
+        retry_after_seconds: The same, from now.
+    """
+
+    def __init__(self, claimed_until: datetime, retry_after_seconds: float) -> None:
+        super().__init__()
+        self.claimed_until = claimed_until
+        self.retry_after_seconds = retry_after_seconds
+
+
+class ThreadStuck(Conflict):
+    """One worker after the other died with this thread and wrote nothing; look into it, then take it over."""
+
+
+class EffectNotFound(NotFound):
+    """There is no such effect in this thread."""
+
+
+class EffectMismatch(StorageError):
+    """This name was used for something else: give each call a name of its own."""
+
+
+class EffectInProgress(Conflict):
+    """Somebody is doing this now; ask again later.
+
+    Attributes:
+        retry_after_seconds: When whoever does it is taken for dead.
+    """
+
+    def __init__(self, retry_after_seconds: float) -> None:
+        super().__init__()
+        self.retry_after_seconds = retry_after_seconds
+
+
+class EffectUnknown(Conflict):
+    """Nobody knows whether this happened; look whether it did and resolve it. It is not done again before that.
+
+    Attributes:
+        execution: The number of the execution to resolve.
+    """
+
+    def __init__(self, execution: int) -> None:
+        super().__init__()
+        self.execution = execution
+
+
+class EffectRepeats(Conflict):
+    """The same was done before; say that it is meant to be done again, if it is.
+
+    Attributes:
+        name: The name of what was done; None: that thread was deleted.
+        execution: The number of that execution.
+        status: What became of it.
+    """
+
+    def __init__(self, name: str | None, execution: int | None = None, status: str | None = None) -> None:
+        super().__init__()
+        self.name = name
+        self.execution = execution
+        self.status = status
+
+
+class EffectSuperseded(Conflict):
+    """This attempt is not the current one any more, or ended otherwise; nothing was changed."""
+
+
+class EffectNotUnknown(Conflict):
+    """It is known whether this happened; only what nobody knows is resolved."""
+
+
+class EffectResolverStarted(StorageError):
+    """Whoever started this cannot say whether it happened; another principal has to, or a program that looked."""
+
+
+class EffectsExceeded(Conflict):
+    """The thread has as many effects as it may; go on in a new one."""
+
+
+class ApprovalNotFound(NotFound):
+    """There is no such approval in this scope."""
+
+
+class ApprovalRequired(Conflict):
+    """A policy says that a person approves this first: ask for an approval, and start it with that."""
 
 
 class PreconditionRequired(StorageError):

@@ -180,7 +180,7 @@ class Save:
 class Compaction:
     """A list channel to compact: ``summary`` (MessagePack elements), then the ``keep_last`` newest elements.
 
-    What is None is as the head has it; ``checkpoint_id`` None: minted.
+    What is None is as the head has it; ``checkpoint_id`` None: minted. ``fence`` as in `Save`.
     """
 
     thread_id: str
@@ -198,6 +198,7 @@ class Compaction:
     state_schema: str | None = None
     state_version: int | None = None
     idempotency: Idempotency | None = None
+    fence: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from storage.checkpoints.compacting import Compacting
 from storage.checkpoints.single_pieces import Pieces
 from storage.checkpoints.states import States
 from storage.checkpoints.verbs import Checkpoints
+from storage.claims.verbs import Claims
 from storage.clear_vectors.filling import Filling
 from storage.clear_vectors.policies import CLEAR_KIND, SEAL_KIND, VectorPolicies
 from storage.clock import Clock, SystemClock
@@ -40,6 +41,7 @@ from storage.control.deployment_keys import Deployment
 from storage.control.features import unknown_to_this_build
 from storage.control.rows import ControlRows
 from storage.control_repair import ControlRepair
+from storage.effects.verbs import Effects
 from storage.errors import SetupError, Unavailable
 from storage.event_queue.emitting import Emitting
 from storage.events.keeping import EventKeeping
@@ -191,6 +193,8 @@ class Store:
         access = Access(parts, self.archives, ArchiveViews(self.unit_of_work, objects))
         self.checkpoints = Checkpoints(access)
         self.threads = Threads(access)
+        self.claims = Claims(access, self.features, self.audit)
+        self.effects = Effects(access, self.features, self.audit)
         self.links = Links(access, self.threads)
         self.pruning = Pruning(access)
         self.pieces = Pieces(access)

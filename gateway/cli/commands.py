@@ -24,6 +24,7 @@ from gateway.cli.remote import (
 )
 from gateway.cli.remote.administration import api_keys, audit, break_glass, tenants
 from gateway.cli.remote.schemas import save_policies, states, vector_policies
+from gateway.cli.remote.thread_ledgers import claims, effects
 
 COMMAND_GROUPS: list[CommandGroupDict] = [
     {"name": "Run a gateway", "commands": ["serve", "worker", "init", "doctor", "db", "root-key", "fsck", "sweep"]},
@@ -34,6 +35,7 @@ COMMAND_GROUPS: list[CommandGroupDict] = [
             "api-key",
             "operator-key",
             "thread",
+            "effects",
             "checkpoint",
             "artifact",
             "workspace",
@@ -96,12 +98,14 @@ def commands() -> None:
 
 
 for _module in (
-    running, collection, tenants, api_keys, threads, checkpoints, archive, artifacts, workspaces, items, events, audit,
-    verification, states, keys, break_glass, transfer, retention, save_policies, vector_policies, replay,
-    completion,
+    running, collection, tenants, api_keys, threads, checkpoints, archive, artifacts, workspaces, items, events,
+    effects, audit, verification, states, keys, break_glass, transfer, retention, save_policies, vector_policies,
+    replay, completion,
 ):  # fmt: skip
     for _command in _module.COMMANDS:
         commands.add_command(_command)
+for _command in claims.COMMANDS:
+    threads.thread_group.add_command(_command)
 for _command in (*upgrade.COMMANDS, *waiting.COMMANDS):
     running.database_group.add_command(_command)
 click.rich_click.COMMAND_GROUPS = {"stateroom": COMMAND_GROUPS}

@@ -111,6 +111,33 @@ _EVENT = {
     "subject_id": "user-42", "thread_id": "trip-7", "namespace": "", "checkpoint_id": _HEAD, "run_id": "run-1",
     "agent": "travel", "status": "waiting", "job_id": None, "key_id": None, "subject_tag": None,
 }  # fmt: skip
+_CLAIM = {
+    "thread_id": "trip-7", "fence": 1_772_355_852_000, "holder": "worker-3", "run_id": "run-1", "status": "live",
+    "claimed_at": _LATER, "claimed_until": "2026-03-01T09:05:12Z", "lease_seconds": 60, "takeovers": 0,
+    "required": False, "note": "2 of 5 booked",
+}  # fmt: skip
+_SILENT = {
+    "subject_id": "user-42", "thread_id": "trip-7", "agent": "travel", "status": "active", "fence": 1_772_355_852_000,
+    "holder": "worker-3", "run_id": "run-1", "claimed_at": _LATER, "claimed_until": "2026-03-01T09:05:12Z",
+    "lease_seconds": 60, "takeovers": 1, "stuck": False,
+}  # fmt: skip
+_EFFECT = {
+    "thread_id": "trip-7", "namespace": "", "name": "call_Zc81", "execution": 1, "attempt": 1, "mode": "once",
+    "tool": "pay_invoice", "status": "done", "provider_key": "01988d42-7a81-7293-8405-6f7081920314",
+    "anchor_checkpoint_id": _HEAD, "run_id": "run-1", "started_at": _LATER, "finished_at": "2026-03-01T09:04:13Z",
+    "leased_until": "2026-03-01T09:09:12Z", "result_state": "stored", "error": None, "resolved_by": None,
+    "started_by": "7Qm2Xc9LpA4z", "repeats": None,
+    "repeats_name": None, "is_copy": False, "result_bytes": 13, "artifact_id": None,
+}  # fmt: skip
+_EFFECT_STARTED = {
+    **_EFFECT, "status": "started", "finished_at": None, "result_state": "none", "result_bytes": None,
+}  # fmt: skip
+_EFFECT_DONE = {**_EFFECT, "args": {"to": "bob", "amount": 1200}, "result": {"paid": 1200}}
+_UNKNOWN_EFFECT = {
+    "subject_id": "user-42", "thread_id": "trip-7", "namespace": "", "name_tag": "9f86d081884c7d659a2feaa0c55ad015",
+    "execution": 1, "attempt": 1, "mode": "once", "anchor_checkpoint_id": _HEAD, "run_id": "run-1",
+    "started_at": _LATER, "started_by": "7Qm2Xc9LpA4z",
+}  # fmt: skip
 _EVENT_SETTINGS = {"on": True, "on_since": _LATER, "damaged": False}
 _EVENTS = {
     "origin": _ORIGIN,
@@ -227,6 +254,16 @@ BODIES: dict[str, Any] = {
         "paths": [{"prefix": ["memories"]}],
     },
     "put_event_settings": {"on": True},
+    "claim_thread": {"holder": "worker-3", "run_id": "run-1", "lease_seconds": 60},
+    "renew_claim": {"fence": 1_772_355_852_000, "note": "2 of 5 booked"},
+    "release_claim": {"fence": 1_772_355_852_000},
+    "require_claims": {"required": True},
+    "start_effect": {
+        "tool": "pay_invoice", "args": {"to": "bob", "amount": 1200}, "mode": "once", "checkpoint_id": _HEAD,
+        "run_id": "run-1",
+    },
+    "finish_effect": {"execution": 1, "attempt": 1, "status": "done", "result": {"paid": 1200}},
+    "resolve_effect": {"execution": 1, "happened": True},
     "update_thread": {"strict": True, "agent": "travel"},
     "link_thread": {"thread_id": "trip-7", "checkpoint_id": _HEAD},
     "copy_thread": {"target_thread_id": "trip-8"},
@@ -289,6 +326,17 @@ ANSWERS: dict[str, Any] = {
     "read_events": {"events": [{**_EVENT, "cursor": _EVENT_CURSOR}], "cursor": _EVENT_CURSOR, "more": False},
     "get_event_settings": _EVENT_SETTINGS,
     "put_event_settings": _EVENT_SETTINGS,
+    "claim_thread": _CLAIM,
+    "renew_claim": _CLAIM,
+    "release_claim": {**_CLAIM, "status": "released", "claimed_until": None},
+    "get_claim": _CLAIM,
+    "list_silent_threads": {"threads": [_SILENT], "next_cursor": None},
+    "start_effect": {"must_run": True, "effect": _EFFECT_STARTED},
+    "finish_effect": _EFFECT_DONE,
+    "resolve_effect": {**_EFFECT_DONE, "resolved_by": "9Rf4Tg6Hj8Kl"},
+    "get_effect": _EFFECT_DONE,
+    "list_effects": {"effects": [_EFFECT], "next_cursor": None},
+    "list_unknown_effects": {"effects": [_UNKNOWN_EFFECT], "next_cursor": _CURSOR},
     "list_threads": {"threads": [_THREAD], "next_cursor": _CURSOR},
     "get_thread": {
         **_THREAD, "status": "done", "tier": "archive",

@@ -23,6 +23,8 @@ from storage.archive import moving as archives
 from storage.artifacts import model as artifact_model
 from storage.artifacts import part_uploads
 from storage.checkpoints import compacting, reading
+from storage.claims import model as claim_model
+from storage.effects import model as effect_model
 from storage.format import pieces
 from storage.items import filters as item_filters
 from storage.items import model as item_model
@@ -217,6 +219,32 @@ SECTIONS: Final = {
         ),
         Limit(
             "INLINED_ARTIFACTS_MAX", limits, "artifacts that are looked up for one answer", "The others are left out."
+        ),
+    ),
+    "Claims and effects": (
+        Limit("LEASE_SECONDS_MAX", claim_model, "a [claim](claims.md) until it is renewed", "invalid-request"),
+        Limit("CLAIM_NOTE_BYTES_MAX", claim_model, "what is noted on a claim", "limit-exceeded"),
+        Limit("TAKEOVERS_MAX", claim_model, "runs of a thread in a row that died and wrote nothing", "thread-stuck"),
+        Limit("EFFECTS_MAX", effect_model, "[effects](effects.md) of a thread", "effects-exceeded"),
+        Limit("EFFECT_EXECUTIONS_MAX", effect_model, "executions of one name, each on its line", "effects-exceeded"),
+        Limit("EFFECT_ARGS_BYTES_MAX", effect_model, "an effect's arguments, as MessagePack", "limit-exceeded"),
+        Limit("EFFECT_ARGS_VALUES_MAX", effect_model, "values in an effect's arguments", "limit-exceeded"),
+        Limit("EFFECT_IDENTITY_MAX", effect_model, "pointers that say what is the same intent", "invalid-request"),
+        Limit("EFFECT_POINTER_BYTES_MAX", effect_model, "such a pointer", "invalid-request"),
+        Limit(
+            "EFFECT_RESULT_BYTES_MAX", effect_model, "an effect's result; a larger one is an artifact", "limit-exceeded"
+        ),
+        Limit(
+            "EFFECT_LEASE_SECONDS_MAX",
+            effect_model,
+            "an effect until whoever does it is taken for dead",
+            "invalid-request",
+        ),
+        Limit(
+            "REPEAT_WINDOW_SECONDS",
+            effect_model,
+            "in which the same is not done `once` under another name",
+            "effect-repeats",
         ),
     ),
     "Items": (

@@ -9,6 +9,7 @@ from gateway.routes.items import vector_policies
 from gateway.routes.items import verbs as items
 from gateway.routes.public import docs, health
 from gateway.routes.schemas import registry, save_policies
+from gateway.routes.thread_ledgers import claims, effects
 from gateway.routing.operations import Route
 
 
@@ -23,6 +24,8 @@ GROUPS: dict[str, list[Route]] = {
     "checkpoints": _of(verbs),
     "artifacts": _of(artifacts),
     "pieces": _of(pieces),
+    "claims": _of(claims),
+    "effects": _of(effects),
     "items": _of(items),
     "events": _of(events),
     "admin": _of(credentials),

@@ -29,6 +29,7 @@ from gateway.wire import (
 from gateway.wire.administration import api_keys, audit, tenants
 from gateway.wire.events import event_settings, events
 from gateway.wire.items import batches, items, searches, vector_policies
+from gateway.wire.thread_ledgers import claims, effects
 
 _MODULES = (
     api_keys,
@@ -37,6 +38,8 @@ _MODULES = (
     base,
     batches,
     checkpoints,
+    claims,
+    effects,
     event_settings,
     events,
     items,

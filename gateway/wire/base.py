@@ -24,6 +24,8 @@ Namespace = Annotated[str, Meta(max_length=NAMESPACE_BYTES_MAX, pattern=WITHOUT_
 Word = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}\Z")]
 CheckpointIdText = Name
 StateVersionNumber = Annotated[int, Meta(ge=1, lt=2**31)]
+# What the claim of a thread gave; it travels in bodies, where an older build refuses what it does not know.
+Fence = Annotated[int, Meta(ge=1, le=2**53)]
 
 
 class Request(Struct, forbid_unknown_fields=True, kw_only=True):

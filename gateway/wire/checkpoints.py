@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from gateway.wire.base import (
     WITHOUT_NUL,
     CheckpointIdText,
+    Fence,
     Holes,
     Integer,
     MediaType,
@@ -114,7 +115,7 @@ class SaveRequest(Request):
     declares that an older parent is meant. ``delta_channels`` names channels whose value is rebuilt from
     ancestors' pending writes. ``state_holes`` (MessagePack only): offsets of placeholders in members of ``state``;
     ``state_leaves`` says what large leaves in them are. ``items`` are put in the same transaction: all of them and the
-    checkpoint, or nothing.
+    checkpoint, or nothing. ``fence`` is that of the claim under which the thread is gone on with.
     """
 
     state: dict[Name, Raw] | UnsetType = UNSET
@@ -138,6 +139,7 @@ class SaveRequest(Request):
     delta_channels: list[Name] = []
     fork: bool = False
     items: Annotated[list[ItemWrite], Meta(max_length=100)] = []
+    fence: Fence | None = None
 
 
 class LongList(Response):
@@ -352,6 +354,7 @@ class WritesRequest(Request):
     """Pending writes of one task against a checkpoint, which need not exist yet.
 
     ``state_schema`` and ``state_version`` say what they are written at; absent: at their checkpoint's version.
+    ``fence`` is that of the claim under which the thread is gone on with.
     """
 
     writes: Annotated[list[WriteIn], Meta(max_length=1000)]
@@ -360,6 +363,7 @@ class WritesRequest(Request):
     status: Status | None = None
     state_schema: Word | None = None
     state_version: StateVersionNumber | None = None
+    fence: Fence | None = None
 
 
 class WritesReceipt(Response):
@@ -379,7 +383,7 @@ class CompactRequest(Request):
     """Make a list channel of the head shorter: ``summary``, then its ``keep_last`` newest elements.
 
     ``summary`` is an element, or a list of them. What is left out of ``status``, ``agent``, ``metadata`` and the state
-    version is as the head has it.
+    version is as the head has it. ``fence`` is that of the claim under which the thread is gone on with.
     """
 
     channel: Name
@@ -393,6 +397,7 @@ class CompactRequest(Request):
     metadata: dict[str, Any] | None = None
     state_schema: Word | None = None
     state_version: StateVersionNumber | None = None
+    fence: Fence | None = None
 
 
 class DecryptRequest(Request):

@@ -1,5 +1,6 @@
 """What a client is told when something is refused (RFC 9457)."""
 
+from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
@@ -37,6 +38,9 @@ class Problem(Response, omit_defaults=True):
     revision: int | UnsetType | None = UNSET
     state: Literal["archived", "frozen", "thawing"] | UnsetType = UNSET
     progress: float | UnsetType = UNSET
+    claimed_until: datetime | UnsetType = UNSET
+    effect_name: str | UnsetType | None = UNSET
+    execution: int | UnsetType | None = UNSET
 
 
 def component_schemas(types: list[Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -235,6 +235,7 @@ class Compacting:
             delta_channels=delta_channels,
             idempotency=compaction.idempotency,
             makes_room=makes_room,
+            fence=compaction.fence,
         )
 
     async def _converted(

@@ -10,6 +10,7 @@ EventType = Literal[
     "thread.deleted",
     "thread.archived",
     "thread.restored",
+    "thread.stuck",  # one worker after the other died with it and wrote nothing
     "job.ended",
     "key.created",
     "key.revoked",

@@ -5,7 +5,8 @@ In this order, each step durable and repeatable:
 1. **settle**: wait until no request is at work that began before the rotation; what is saved later is sealed anew.
 2. **threads**: a few rows at a time, under the thread's lock: chunks, checkpoints, pending writes, heads, and the
    thread's own seal last. **blobs**: pointers, open uploads and artifacts; the objects themselves stay. **receipts**:
-   those of idempotency keys. **items**: items and their vectors, labels and seals of paths, the subject's seal.
+   those of idempotency keys. **ledgers**: effects and claims, wherever their threads are. **items**: items and their
+   vectors, labels and seals of paths, the subject's seal.
 3. **count**: by the headers of the envelopes. Something is left (a copy moved old chunks meanwhile): once more from 2.
    Nothing is left: older versions become retired.
 4. **drain**: wait as in 1, and count again; still nothing: they are destroyed, with an entry in the audit log.
@@ -43,7 +44,9 @@ from storage.postgres.statement import Statement
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
 from storage.statements.keys import rotation as sql
+from storage.statements.thread_ledgers.resealing import LedgerPlace
 from storage.statements.threads.archives import STUBS_AFTER
+from storage.thread_ledgers.resealing import LedgerPosition, LedgerStep, reseal_ledgers
 
 R = TypeVar("R")
 
@@ -95,8 +98,8 @@ class Reseal:
                 return await self._blobs(lease, scope, *at)
             case "receipts":
                 return await self._receipts(lease, scope, *at)
-            case "items":
-                return await self._items(lease, scope, *at)
+            case "ledgers" | "items":
+                return await (self._ledgers if step == "ledgers" else self._items)(lease, scope, *at)
             case "objects":
                 return await self._objects(lease, scope, *at)
             case _:
@@ -178,10 +181,28 @@ class Reseal:
                             receipt=again,
                             receipt_before=row.receipt,
                         )
-                position: tuple[str | int, ...] = ("items", done_before, "items")
+                position: tuple[str | int, ...] = ("ledgers", done_before, *_ledger_parts(LedgerPosition()))
                 if len(rows) == BATCH_ROWS:
                     position = ("receipts", done_before, rows[-1].idempotency_key)
                 await lease.advance(transaction, _position(*position), done)
+
+        await self._paced(lambda: self._access.with_existing_keys(scope, with_sealer, NotFound()))
+        return MORE
+
+    async def _ledgers(
+        self, lease: Lease, scope: Scope, done_before: int, step: LedgerStep, *place: str | int
+    ) -> Slice:
+        thread_id, namespace, name, execution = place
+        after = LedgerPlace(str(thread_id), str(namespace), bytes.fromhex(str(name)), int(execution))
+
+        async def with_sealer(sealer: Sealer) -> None:
+            async with self._access.unit_of_work.begin(scope) as transaction:
+                await self._access.check_keys_in(transaction, scope, sealer)
+                batch = await reseal_ledgers(transaction, sealer, LedgerPosition(step, after))
+                position: tuple[str | int, ...] = ("items", done_before, "items")
+                if batch.position is not None:
+                    position = ("ledgers", done_before, *_ledger_parts(batch.position))
+                await lease.advance(transaction, _position(*position), batch.done)
 
         await self._paced(lambda: self._access.with_existing_keys(scope, with_sealer, NotFound()))
         return MORE
@@ -304,6 +325,11 @@ def _position(*parts: str | int) -> str:
 
 def _parts_of(position: BlobPosition) -> tuple[str, str]:
     return position.table, position.after.hex
+
+
+def _ledger_parts(position: LedgerPosition) -> tuple[str | int, ...]:
+    after = position.after
+    return position.step, after.thread_id, after.namespace, after.name_mac.hex(), after.execution
 
 
 def _place(scope: Scope) -> tuple[object, str]:

@@ -40,9 +40,9 @@ _POLICIES: dict[str, tuple[str, str]] = {
     "operator_jobs": ("ALL", _OPERATORS_OWN),
 }
 _SUBJECT_TABLES = (
-    "archives artifact_refs artifacts blob_intents blob_refs blobs checkpoint_tags checkpoints chunks heads idempotency"
-    " item_paths item_scopes item_vectors items ledger_seals pending_writes removed_threads subject_keys"
-    " thread_retention threads upload_parts"
+    "archives artifact_refs artifacts blob_intents blob_refs blobs checkpoint_tags checkpoints chunks claims"
+    " effect_tombstones effects heads idempotency item_paths item_scopes item_vectors items ledger_seals pending_writes"
+    " removed_threads subject_keys thread_retention threads upload_parts"
 )
 _TENANT_TABLES = (
     "accepted_losses api_key_seals api_keys audit_heads audit_log blob_usage event_relays event_settings jobs retention"
@@ -54,7 +54,7 @@ _TABLES: dict[str, str] = {
     "tenant_rows": _TENANT_TABLES,
     "tenant_reads": "blob_intents blobs items subject_keys thread_retention",
     "tenant_rewraps": "subject_keys",
-    "tenant_listing": "archives checkpoints events threads",
+    "tenant_listing": "archives checkpoints claims effects events threads",
     "subject_reads": "events",
     "subject_adds": "event_queue",
     "relay_rows": "event_counters events",

@@ -226,6 +226,61 @@ _thread_table(
 )
 
 _thread_table(
+    "claims",
+    "",
+    *_columns(BigInteger, "fence"),
+    *_columns(ID, "holder"),
+    *_columns(ID, "run_id", nullable=True),
+    *_columns(Integer, "lease_seconds"),
+    *_columns(MOMENT, "claimed_at"),
+    *_columns(Integer, "takeovers"),
+    *_columns(BigInteger, "activity"),
+    *_columns(Text, "status"),
+    *_columns(Boolean, "required", "client_share"),
+    *_columns(LargeBinary, "note", "note_member", nullable=True),
+    *_columns(LargeBinary, "mac"),
+    _index("claims_open", "tenant_id subject_id thread_id", where="status <> 'released'"),
+)
+
+_thread_table(
+    "effects",
+    "namespace name_mac execution",
+    *_columns(ID, "namespace"),
+    *_columns(LargeBinary, "name_mac"),
+    *_columns(Integer, "execution", "attempt"),
+    *_columns(Text, "mode", "status"),
+    *_columns(LargeBinary, "intent_mac"),
+    *_columns(UUID, "provider_key"),
+    *_columns(ID, "anchor_checkpoint_id", "run_id", nullable=True),
+    *_columns(BigInteger, "fence"),
+    *_columns(MOMENT, "created_at", "started_at", "leased_until"),
+    *_columns(MOMENT, "finished_at", nullable=True),
+    *_columns(ID, "started_by"),
+    *_columns(ID, "resolved_by", nullable=True),
+    *_columns(Text, "result_state"),
+    *_columns(BigInteger, "result_bytes", nullable=True),
+    *_columns(UUID, "artifact_id", "approval_id", nullable=True),
+    *_columns(Integer, "approval_position", nullable=True),
+    *_columns(Boolean, "copied", "client_share"),
+    *_columns(LargeBinary, "asked", "asked_member", "args", "args_member"),
+    *_columns(LargeBinary, "outcome", "outcome_member", "result", "result_member", nullable=True),
+    *_columns(LargeBinary, "mac"),
+    _index("effects_by_intent", "tenant_id subject_id thread_id intent_mac"),
+    _index(
+        "effects_open",
+        "tenant_id subject_id thread_id namespace name_mac execution",
+        where="status IN ('started', 'unknown')",
+    ),
+)
+
+_subject_table(
+    "effect_tombstones",
+    "tombstone",
+    *_columns(LargeBinary, "tombstone"),
+    *_columns(MOMENT, "removed_at"),
+)
+
+_thread_table(
     "heads",
     "namespace",
     *_columns(ID, "namespace", "head_id"),

@@ -40,6 +40,7 @@ from storage.clock import Clock
 from storage.concurrency.turns import Pauses
 from storage.control.clock_check import ClockCheck
 from storage.control.rows import ControlRows
+from storage.effects.leaving import is_busy
 from storage.encoding import decode_json, encode_json
 from storage.errors import (
     ArchiveUnavailable,
@@ -538,6 +539,9 @@ class Retaining(Rounds[Round, RetentionCensus]):
         due = seen.plan
         assert due is not None  # noqa: S101  for the type checker: the caller looked
         if due.action == "archive":
+            async with self._unit_of_work.snapshot(scope) as transaction:
+                if await is_busy(transaction, thread_id):
+                    raise _NotDueError
             wanted = seen.policy.archive_storage_class
             archived = await self._acts.archives.archive(
                 scope, thread_id, actor=GATEWAY_ACTOR, storage_class=wanted, activity=seen.row.activity
@@ -596,6 +600,8 @@ class Retaining(Rounds[Round, RetentionCensus]):
     def _still_due(self, scope: Scope, thread_id: str, seen: Examined) -> Guard:
         """Ask under the thread's lock whether the act is still due by the policies of this moment, and record it.
 
+        Nothing goes by itself while somebody holds a claim, or before it is known what an effect did.
+
         Who expires an archived thread keeps a record of its own.
         """
 
@@ -605,6 +611,8 @@ class Retaining(Rounds[Round, RetentionCensus]):
             if again is None or due is None or seen.plan is None or due.action != seen.plan.action:
                 raise _NotDueError
             if again.row.activity != seen.row.activity:
+                raise _NotDueError
+            if await is_busy(transaction, thread_id):
                 raise _NotDueError
             if due.action == "expire":
                 return

@@ -83,6 +83,26 @@ class LockedLedger:
             IntegrityFailure: A seal does not authenticate, or the fence is not the sealed one.
         """
         thread = await transaction.fetch_one(sql.LOCK_THREAD, thread_id=thread_id)
+        return await cls._of(transaction, sealer, thread_id, thread, without_share=without_share)
+
+    @classmethod
+    async def read(
+        cls, transaction: Transaction, sealer: Sealer, thread_id: str, *, without_share: bool = False
+    ) -> "LockedLedger":
+        """Read a ledger as `lock` does, in a snapshot and without locking anything; it is not to be stored."""
+        thread = await transaction.fetch_one(sql.THREAD, thread_id=thread_id)
+        return await cls._of(transaction, sealer, thread_id, thread, without_share=without_share)
+
+    @classmethod
+    async def _of(
+        cls,
+        transaction: Transaction,
+        sealer: Sealer,
+        thread_id: str,
+        thread: LedgerThreadRow | None,
+        *,
+        without_share: bool,
+    ) -> "LockedLedger":
         if thread is None:
             raise ThreadNotFound
         opened = open_thread_seal(sealer, thread_id, thread.created_at, thread.seal)

@@ -22,6 +22,8 @@ from storage.access.completeness import (
 from storage.access.idempotency import claim, settle
 from storage.concurrency.turns import Pauses
 from storage.control.rows import ControlRows
+from storage.effects.copying import copy_effects
+from storage.effects.leaving import bury_effects
 from storage.errors import (
     IntegrityFailure,
     ThreadArchived,
@@ -285,6 +287,8 @@ class Threads:
         self._access.row_quotas.require_room(copy.scope)
         copied = await copy.run()
         await self._access.offload.ledger.copy(copy.transaction, copy.source, copy.target)
+        noted = self._access.note_ledger(copy.scope, copy.sealer, copy.target)
+        await copy_effects(copy.transaction, copy.sealer, copy.source, copy.target, noted)
         said = OfThread(copy.target)
         await self._access.emitting.of_thread(copy.transaction, copy.scope, "thread.created", said)
         return copied
@@ -362,6 +366,7 @@ async def remove_thread(
             removal = removal_mac(sealer, thread_tag(sealer, thread_id), incarnation_tag(sealer, thread.incarnation))
             await transaction.run(REMEMBER_REMOVAL, removal=removal, removed_at=now)
     stubs = await transaction.fetch_all(DELETE_STUBS, thread_id=thread_id)
+    await bury_effects(transaction, thread_id)
     writes, checkpoints, *_ = [await transaction.run(each, thread_id=thread_id) for each in sql.DELETE_ALL]
     return Removal(
         threads=1,

@@ -17,7 +17,16 @@ from gateway.authentication.api_keys import SUBJECT_PERMISSIONS, tenant_permissi
 from gateway.embedded.postgres import EmbeddedPostgres
 from gateway.embedded.s3 import EmbeddedS3
 from gateway.problems import PathUnknown
-from storage.control.features import ADOPTIONS, CLEAR_VECTORS, EVENTS, ITEMS, LINKS, READABLE_EXPORTS, SAVE_POLICIES
+from storage.control.features import (
+    ADOPTIONS,
+    CLEAR_VECTORS,
+    DECISIONS,
+    EVENTS,
+    ITEMS,
+    LINKS,
+    READABLE_EXPORTS,
+    SAVE_POLICIES,
+)
 from tests.support.events import events_on
 from tests.support.features import finish_upgrade
 from tests.support.gateway import Tenant
@@ -35,12 +44,14 @@ from tests.support.operations import (
     assert_problem,
     has_files,
     has_items,
+    has_ledger,
     key_id,
     path_of,
     register_schema,
     request_of,
     save_files,
     save_item,
+    save_ledger,
     save_thread,
 )
 from tests.support.production import Deployment, Launcher, ProductionGateway, serving
@@ -48,10 +59,22 @@ from tests.unit.gateway.doubles import MemoryStore, settings
 from tests.victims.rows import opened
 
 OWNER = "owner"
-EVERY = tenant_permissions(may_export=True, may_hear=True)
+EVERY = tenant_permissions(may_export=True, may_hear=True, may_decide=True)
 # What a stranger gets who sends the owner's very request in a scope of his own, where nothing is.
 ALONE: dict[str, int] = {
     "get_usage": 200,
+    "claim_thread": 404,
+    "renew_claim": 404,
+    "release_claim": 404,
+    "get_claim": 404,
+    "require_claims": 404,
+    "list_silent_threads": 200,
+    "start_effect": 404,
+    "finish_effect": 404,
+    "resolve_effect": 404,
+    "get_effect": 404,
+    "list_effects": 404,
+    "list_unknown_effects": 200,
     "put_item": 201,
     "get_item": 404,
     "delete_item": 404,
@@ -245,7 +268,9 @@ async def world(own_gateway: ProductionGateway, launcher: Launcher, database_dsn
     environ = {"PATH": os.environ["PATH"], **deployment.environ}
 
     # What is done only once an upgrade was finished must keep to its tenant, too.
-    await finish_upgrade(deployment, ADOPTIONS, READABLE_EXPORTS, SAVE_POLICIES, LINKS, ITEMS, CLEAR_VECTORS, EVENTS)
+    await finish_upgrade(
+        deployment, ADOPTIONS, READABLE_EXPORTS, SAVE_POLICIES, LINKS, ITEMS, CLEAR_VECTORS, EVENTS, DECISIONS
+    )
 
     def operator_key(*options: str) -> str:
         made = launcher.run(environ, "init", "--another", "--json", *options)
@@ -353,6 +378,9 @@ def _thread_to_reach_for(owner: httpx.Client, declared: Declared) -> Target:
         twin, thread = save_files(owner, twin), save_files(owner, thread)
     if has_items(declared):
         twin, thread = save_item(owner, twin), save_item(owner, thread)
+    if has_ledger(declared):
+        is_unknown = declared.name == "resolve_effect"
+        twin, thread = (save_ledger(owner, each, unknown=is_unknown) for each in (twin, thread))
     if declared.name in {"get_job", "cancel_job"}:
         begun = owner.post(f"/v1/threads/{save_thread(owner).thread_id}/archive")
         assert begun.status_code == 202, begun.text

@@ -99,6 +99,8 @@ class Thread(NamedTuple):
     job_id: str = NO_ID
     path: str = "memories"
     key: str = "seat"
+    fence: str = "1"
+    effect_name: str = "call-1"
 
 
 def leaf(text: str) -> dict[str, str]:
@@ -114,6 +116,27 @@ def has_files(declared: "Declared") -> bool:
 def has_items(declared: "Declared") -> bool:
     """Whether an operation works on items, so that `save_item` is needed first."""
     return declared.path.startswith("/v1/items")
+
+
+def has_ledger(declared: "Declared") -> bool:
+    """Whether an operation works on a claim or an effect, so that `save_ledger` is needed first."""
+    found = "resume-claim" in declared.path or "/effects" in declared.path
+    return found and declared.name != "start_effect"
+
+
+def save_ledger(client: httpx.Client, thread: Thread, *, unknown: bool = False) -> Thread:
+    """Claim a thread and start an effect, with a canary in both; ``unknown``: nobody knows what became of that."""
+    path = f"/v1/threads/{thread.thread_id}"
+    claimed = client.post(f"{path}/resume-claim", json={"holder": "tester", "note": CANARY})
+    assert claimed.status_code == 200, claimed.text
+    body = {"tool": "note", "args": {"note": CANARY}, "mode": "once"}
+    started = client.put(f"{path}/effects/{thread.effect_name}", json=body)
+    assert started.status_code == 200, started.text
+    if unknown:
+        body = {"execution": 1, "attempt": 1, "status": "unknown"}
+        ended = client.post(f"{path}/effects/{thread.effect_name}/finish", json=body)
+        assert ended.status_code == 200, ended.text
+    return thread._replace(fence=str(claimed.json()["fence"]))
 
 
 def save_item(client: httpx.Client, thread: Thread) -> Thread:
@@ -180,6 +203,13 @@ def request_of(declared: Declared, thread: Thread | None = None, **named: str) -
         "put_writes": lambda: {"writes": [{"channel": "note", "idx": 7, "value": "other"}]},
         "put_event_settings": lambda: {"on": True},
         "update_thread": lambda: {"strict": True},
+        "claim_thread": lambda: {"holder": "other", "note": "other", "take_over": True},
+        "renew_claim": lambda: {"fence": int(values["fence"]), "note": "other"},
+        "release_claim": lambda: {"fence": int(values["fence"])},
+        "require_claims": lambda: {"required": False},
+        "start_effect": lambda: {"tool": "note", "args": {"note": "other"}, "mode": "once", "repeat": True},
+        "finish_effect": lambda: {"execution": 1, "attempt": 1, "status": "done", "result": "other"},
+        "resolve_effect": lambda: {"execution": 1, "happened": True, "by_check": True},
         "put_item": lambda: {"value": {"note": "other"}, "ttl_seconds": 3600},
         "search_items": lambda: {"prefix": [], "filter": {"note": {"$ne": ""}}, "limit": 10},
         "list_item_paths": lambda: {"suffix": ["*"], "max_depth": 2},
@@ -250,7 +280,7 @@ def path_of(declared: Declared) -> str:
     nobody = {"thread_id": "t", "checkpoint_id": "c", "task_id": "w", "key_id": "k", "subject_id": "s"}
     nobody |= {"tenant_id": str(uuid4()), "job_id": str(uuid4()), "artifact_id": NO_ID, "upload_id": NO_ID}
     nobody |= {"part_number": "0", "token": "t", "piece": "p", "state_schema": "s", "state_version": "1"}
-    nobody |= {"path": "p", "key": "k"}
+    nobody |= {"path": "p", "key": "k", "effect_name": "e"}
     return _PARAMETER.sub(lambda found: nobody[found[1]], declared.path)
 
 

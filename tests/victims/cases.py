@@ -25,6 +25,7 @@ from gateway.admission import limits
 from gateway.authentication.api_keys import generate
 from gateway.http.exchange import VERSION_SCHEMAS_MAX
 from storage.access.offload import RESOLVED_BYTES_MAX
+from storage.effects.model import EFFECT_ARGS_BYTES_MAX, EFFECT_ARGS_VALUES_MAX, EFFECT_IDENTITY_MAX
 from storage.format.pieces import HOLES_MAX, LEAF_SHOWN_BYTES
 from storage.items.filters import ITEM_FILTER_DEPTH_MAX, ITEM_FILTER_VALUES_MAX
 from storage.items.model import (
@@ -412,6 +413,65 @@ def removals(tenant: Tenant, declared: Declared) -> list[Line]:
         "delete_runs": lambda: tenant.raw("POST", "/v1/runs:delete", _bulk("run_ids", run_id)),
     }[declared.name]()
     return whole(tenant, save, removal)
+
+
+EFFECT = "/v1/threads/t/effects/{}"
+EFFECT_ROOM = EFFECT_ARGS_BYTES_MAX - 1024
+EFFECT_VALUES = EFFECT_ARGS_VALUES_MAX - 10
+
+
+def _start(args: bytes, **more: Any) -> bytes:
+    """The JSON of a start with these arguments, which are JSON themselves."""
+    said = {"tool": "pay", "mode": "idempotent", **more}
+    return json.dumps(said).encode()[:-1] + b',"args":' + args + b"}"
+
+
+def effects_started(tenant: Tenant, declared: Declared) -> list[Line]:
+    """Arguments as costly to compare as there may be, under names that are new each time."""
+    heavy_history(tenant)
+    empties = b'{"a":[' + b"[]," * (EFFECT_VALUES - 1) + b"[]]}"
+    maps = b'{"a":[' + b'{"b":1.5},' * (EFFECT_VALUES // 4) + b"0]}"
+    long = json.dumps({"a": "\n" * (EFFECT_ROOM // 2)}).encode()
+    pointers = ["/a"] * EFFECT_IDENTITY_MAX
+    bodies_ = [_start(empties), _start(maps), _start(long), _start(long, identity=pointers)]
+    heavy = [tenant.raw("PUT", EFFECT.format(f"h-{number}-{NUMBER}"), body) for number, body in enumerate(bodies_)]
+    small = tenant.raw("PUT", EFFECT.format(f"s-{NUMBER}"), _start(b"{}"))
+    return [Line(EVERYBODY // 2, heavy), Line(EVERYBODY // 2, [small])]
+
+
+def effects_finished(tenant: Tenant, declared: Declared) -> list[Line]:
+    """Results as large and as dense as there may be, each of an effect that was begun just before."""
+    save_once(tenant)
+    start = tenant.raw("PUT", EFFECT.format(f"f-{NUMBER}"), _start(b"{}", mode="read"))
+    results = [b"[" + b"[]," * (VALUES - 1) + b"[]]", json.dumps("\n" * (EFFECT_ROOM // 2)).encode()]
+    ends = []
+    for result in results:
+        body = b'{"execution":1,"attempt":1,"status":"done","result":' + result + b"}"
+        ends += [start, tenant.raw("POST", EFFECT.format(f"f-{NUMBER}/finish"), body)]
+    return whole(tenant, *ends)
+
+
+def save_once(tenant: Tenant) -> None:
+    tenant.send("POST", SAVE.format("t"), json={"state": {"note": "x"}})
+
+
+def effects_shown(tenant: Tenant, declared: Declared) -> list[Line]:
+    save_once(tenant)
+    args = json.dumps({"a": "\x01" * (EFFECT_ROOM // 2)}).encode()
+    tenant.send("PUT", EFFECT.format("shown"), content=_start(args), headers={"Content-Type": JSON})
+    get = tenant.raw("GET", EFFECT.format("shown"))
+    return [Line(EVERYBODY // 2, [get]), Line(EVERYBODY // 2, [get], reads=False)]
+
+
+def effects_listed(tenant: Tenant, declared: Declared) -> list[Line]:
+    """As many effects as a page may have."""
+    save_once(tenant)
+    starts = [
+        {"method": "PUT", "url": EFFECT.format(f"l-{number}"), "json": {"tool": "pay", "mode": "read", "args": {}}}
+        for number in range(limits.PAGE_ITEMS_MAX)
+    ]
+    tenant.send_many(starts, limits.THREAD_WRITES_ACTIVE_MAX)
+    return whole(tenant, tenant.raw("GET", f"/v1/threads/t/effects?limit={limits.PAGE_ITEMS_MAX}"))
 
 
 def links(tenant: Tenant, declared: Declared) -> list[Line]:
@@ -891,6 +951,19 @@ CASES: dict[str, Case] = {
 VERBS: dict[str, Case] = {
     "read_events": Case("128 pages of 1,000 events, half of them of a type that none has", events_behind,
                         rows=rows.events, shares="events"),
+    "claim_thread": BODIES,
+    "renew_claim": BODIES,
+    "release_claim": BODIES,
+    "get_claim": LOOK_UPS,
+    "require_claims": BODIES,
+    "list_silent_threads": LOOK_UPS,
+    "start_effect": Case("64 start effects of 10,000 values or 1 MiB, by 32 pointers, behind 1,000 checkpoints and "
+                         "beside as many of one intent as there may be; 64 start small ones", effects_started),
+    "finish_effect": Case("64 results of 1 MiB or 199,000 values, of effects that 64 start", effects_finished),
+    "resolve_effect": BODIES,
+    "get_effect": Case("128 look-ups of effects of 1 MiB of escapes", effects_shown),
+    "list_effects": Case("128 pages of 1,000 effects", effects_listed),
+    "list_unknown_effects": LOOK_UPS,
     "get_event_settings": LOOK_UPS,
     "put_event_settings": BODIES,
     "list_threads": Case("128 pages of 1,000 threads", pages(many_threads)),
@@ -1125,6 +1198,12 @@ LIMITS: dict[str, str] = {
     "ITEM_SCAN_ROWS_MAX": "run_item_batch",
     "ITEM_OPENED_ROWS_MAX": "search_items",
     "ITEM_OPENED_BYTES_MAX": "items compared",
+    "EFFECT_ARGS_BYTES_MAX": "start_effect",
+    "EFFECT_RESULT_BYTES_MAX": "finish_effect",
+    "EFFECT_IDENTITY_MAX": "start_effect",
+    "EFFECT_ARGS_VALUES_MAX": "start_effect",
+    "EFFECTS_MAX": "start_effect",
+    "EFFECT_EXECUTIONS_MAX": "start_effect",
 }
 _A_TEXT = "a text of at most some KiB of a body or head, compared with a pattern; the body's limits bound how many"
 _A_WORKER = "counted in a worker process, which CPU_SECONDS_MAX ends: migrate_state"
@@ -1142,6 +1221,12 @@ UNPUSHED: dict[str, str] = {
     "ITEM_PATH_BYTES_MAX": _A_TEXT,
     "ITEM_FILTER_BYTES_MAX": "a body's limits bound them together; what a filter costs is how many values it has",
     "ITEM_TTL_SECONDS_MAX": _A_NUMBER,
+    "CLAIM_NOTE_BYTES_MAX": _A_TEXT,
+    "EFFECT_POINTER_BYTES_MAX": _A_TEXT,
+    "REPEAT_WINDOW_SECONDS": "how long the same is refused under another name",
+    "LEASE_SECONDS_MAX": _A_NUMBER,
+    "EFFECT_LEASE_SECONDS_MAX": _A_NUMBER,
+    "TAKEOVERS_MAX": "after how many a thread is handed to nobody",
     "WAIT_SECONDS_MAX": "how long a waiter lasts, which takes nothing meanwhile",
     "URL_SECONDS_MAX": "how long a URL is good for: nothing is kept for it",
     "_FLOAT_MAX": _A_NUMBER,

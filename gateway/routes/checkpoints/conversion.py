@@ -251,6 +251,7 @@ def save_in(
         state_version=request.state_version,
         delta_channels=tuple(request.delta_channels),
         idempotency=exchange.idempotency(thread_id, name, body),
+        fence=request.fence,
     )
 
 
@@ -337,6 +338,7 @@ def compaction_in(
         state_schema=request.state_schema,
         state_version=request.state_version,
         idempotency=exchange.idempotency(thread_id, name, body),
+        fence=request.fence,
     )
 
 

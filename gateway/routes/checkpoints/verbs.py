@@ -486,6 +486,7 @@ async def put_writes(call: Call[Scope], thread_id: str, checkpoint_id: str, task
                 call.exchange.known_token(),
                 state_schema=request.state_schema,
                 state_version=request.state_version,
+                fence=request.fence,
             ),
             call.exchange.client_share(),
         ),

@@ -11,6 +11,7 @@ Permission = Literal[
     "state:delete",
     "state:export",
     "event:read",
+    "approval:decide",
     "subject:act_as",
     "tenant:admin",
     "operator",

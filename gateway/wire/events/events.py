@@ -14,6 +14,7 @@ EventType = Literal[
     "thread.deleted",
     "thread.archived",
     "thread.restored",
+    "thread.stuck",
     "job.ended",
     "key.created",
     "key.revoked",

@@ -381,6 +381,14 @@ _SEALED = (
     ("threads", "seal"),
     ("threads", "cold"),
 )
+# They stay in the database whatever tier their thread is in.
+_IN_LEDGERS = (
+    ("effects", "asked"),
+    ("effects", "args"),
+    ("effects", "outcome"),
+    ("effects", "result"),
+    ("claims", "note"),
+)
 _SET_ASIDE = """
 EXISTS (SELECT FROM stateroom.threads t WHERE t.tenant_id = :tenant_id AND t.subject_id = :subject_id
   AND t.thread_id = x.thread_id
@@ -419,6 +427,13 @@ FROM (
     WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND {_other("x.seal")}
     UNION ALL SELECT false, 1 FROM stateroom.item_scopes x
     WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND {_other("x.seal")}
+    {
+        " ".join(
+            f"UNION ALL SELECT x.client_share, 1 FROM stateroom.{table} x"
+            f" WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND {_other(f'x.{column}')}"
+            for table, column in _IN_LEDGERS
+        )
+    }
     UNION ALL SELECT true, 1 FROM stateroom.archives x
     WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id
       AND ({_other("x.sealed")} OR x.key_versions <> ARRAY[('x' || encode(:version, 'hex'))::bit(32)::integer])

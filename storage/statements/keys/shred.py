@@ -84,7 +84,7 @@ ORDER BY subject_id LIMIT :limit
 
 PURGE_REST = tuple(
     Statement(f"DELETE FROM stateroom.{table} WHERE tenant_id = :tenant_id AND subject_id = :subject_id")
-    for table in ("idempotency", "removed_threads", "item_paths", "item_scopes")
+    for table in ("idempotency", "removed_threads", "effect_tombstones", "item_paths", "item_scopes")
 )
 
 

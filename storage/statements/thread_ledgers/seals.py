@@ -28,15 +28,14 @@ class LedgerThreadRow(msgspec.Struct, frozen=True):
     open_approvals: int
 
 
-LOCK_THREAD = Statement(
-    """
+_THREAD = """
 SELECT agent, status, tier, created_at, seal, activity, client_share, fence, claimed_until, claim_seconds,
     claims_required, open_approvals
 FROM stateroom.threads
-WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id FOR UPDATE
-""",
-    LedgerThreadRow,
-)
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id
+"""
+LOCK_THREAD = Statement(f"{_THREAD} FOR UPDATE", LedgerThreadRow)
+THREAD = Statement(_THREAD, LedgerThreadRow)
 
 
 class LedgerSealRow(msgspec.Struct, frozen=True):

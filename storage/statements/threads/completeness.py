@@ -79,6 +79,12 @@ SELECT thread_id FROM (
      WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id > :after ORDER BY thread_id LIMIT :limit)
     UNION (SELECT DISTINCT thread_id FROM stateroom.chunks
      WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id > :after ORDER BY thread_id LIMIT :limit)
+    UNION (SELECT thread_id FROM stateroom.ledger_seals
+     WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id > :after ORDER BY thread_id LIMIT :limit)
+    UNION (SELECT thread_id FROM stateroom.claims
+     WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id > :after ORDER BY thread_id LIMIT :limit)
+    UNION (SELECT DISTINCT thread_id FROM stateroom.effects
+     WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id > :after ORDER BY thread_id LIMIT :limit)
     UNION (SELECT DISTINCT thread_id FROM stateroom.archives
      WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id > :after ORDER BY thread_id LIMIT :limit)
 ) traces ORDER BY thread_id LIMIT :limit

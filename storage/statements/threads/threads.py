@@ -168,6 +168,8 @@ WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :threa
         "chunks",
         "archives",
         "thread_retention",
+        "claims",
+        "effects",
         "ledger_seals",
         "threads",
     )

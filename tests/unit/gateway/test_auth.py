@@ -196,7 +196,7 @@ async def test_a_tenant_comes_with_a_key_that_administers_it(call):
     assert who["tenant_id"] == made["tenant_id"]
     assert who["permissions"] == ["tenant:admin"]
     state = ["state:delete", "state:export", "state:read", "state:write"]
-    assert who["grants"] == ["event:read", *state, "subject:act_as", "tenant:admin"]
+    assert who["grants"] == ["approval:decide", "event:read", *state, "subject:act_as", "tenant:admin"]
 
 
 async def test_last_use_is_stored_in_batches(store):

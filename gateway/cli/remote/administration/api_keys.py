@@ -22,6 +22,7 @@ PERMISSIONS = (
     "state:delete",
     "state:export",
     "event:read",
+    "approval:decide",
     "subject:act_as",
     "tenant:admin",
 )

@@ -5,6 +5,7 @@ that nothing is acknowledged that the gateway did not acknowledge.
 """
 
 import asyncio
+import copy
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
@@ -24,6 +25,10 @@ from stateroom._protocol import calls
 from stateroom._protocol.core import Answer, Attempts, Call, Endpoint, Pinned, Steps, Timeouts
 from stateroom._protocol.wire import Page
 from stateroom._remembered.pieces import PieceCache
+from stateroom._thread_ledgers import requests as ledgers
+from stateroom._thread_ledgers.async_claims import RUN_SECONDS_MAX
+from stateroom._thread_ledgers.async_recovering import AsyncRecovered, Recovering, async_recover
+from stateroom._thread_ledgers.shapes import CLAIM_LEASE_SECONDS, RecoverOptions, SilentThread, UnknownEffect
 from stateroom._threads.async_thread import AsyncThread
 from stateroom._threads.trajectories import Lines, StepT
 from stateroom.async_artifacts import AsyncArtifacts
@@ -519,6 +524,77 @@ class AsyncClient:
             cursor = page.next_cursor
             if cursor is None:
                 return
+
+    def silent_threads(
+        self,
+        *,
+        silent_seconds: int = 0,
+        agent: str | None = None,
+        whole_tenant: bool = False,
+        limit: int | None = None,
+    ) -> AsyncIterator[SilentThread]:
+        """Threads whose claim is over although nobody released it: their runs are taken for dead.
+
+        Args:
+            silent_seconds: Only those that are silent for so long.
+            agent: Only threads of this agent.
+            whole_tenant: Of all subjects; takes a service key with ``tenant:admin``.
+            limit: At most so many.
+        """
+        return self._paged(
+            self._hearing(whole_tenant),
+            lambda size, cursor: ledgers.silent_threads(size, cursor, silent_seconds=silent_seconds, agent=agent),
+            limit,
+        )
+
+    def unknown_effects(self, *, whole_tenant: bool = False, limit: int | None = None) -> AsyncIterator[UnknownEffect]:
+        """Effects of which nobody knows whether they happened, until somebody says so.
+
+        Args:
+            whole_tenant: Of all subjects; takes a service key with ``tenant:admin``.
+            limit: At most so many.
+        """
+        return self._paged(self._hearing(whole_tenant), ledgers.unknown_effects, limit)
+
+    def recover(self, **options: Unpack[RecoverOptions]) -> AsyncIterator[AsyncRecovered[AsyncThread[Any]]]:
+        """Threads whose run died, claimed for this worker one by one: the loop of a worker that goes on with them.
+
+            async for run in client.recover(agent="travel"):
+                async with run as thread:
+                    ...
+
+        Each is handed to one worker. A run that fails, or dies, is handed out again later, each time twice as late;
+        after five times without a write in between the thread is ``stuck``, and is handed to nobody.
+
+        Args:
+            options: What ``RecoverOptions`` lists.
+
+        Raises:
+            StateroomError: What no other attempt can mend.
+        """
+        refuse_unknown("recover", options, RecoverOptions)
+
+        def recovered_of(silent: SilentThread) -> AsyncRecovered[AsyncThread[Any]]:
+            client = self._bound_to(silent.subject_id)
+            thread: AsyncThread[Any] = client.thread(
+                silent.thread_id, agent=silent.agent, state_type=options.get("state_type")
+            )
+            claim = thread.claim(
+                holder=options.get("holder"),
+                run_id=silent.run_id,
+                lease_seconds=options.get("lease_seconds", CLAIM_LEASE_SECONDS),
+                run_seconds_max=options.get("run_seconds_max", RUN_SECONDS_MAX),
+            )
+            return AsyncRecovered(silent, thread, claim)
+
+        pinned = self._hearing(options.get("whole_tenant", False))
+        return async_recover(self, pinned, Recovering.of(options), recovered_of)
+
+    def _bound_to(self, subject: str) -> Self:
+        """This client for one subject; it shares the connections, and is not to be closed."""
+        bound = copy.copy(self)
+        bound._endpoint = self._endpoint.bound_to(subject)  # noqa: SLF001  it is a client, too
+        return bound
 
     def checkpoints(
         self, *, limit: int | None = None, **selected: Unpack[CheckpointFilter]

@@ -6,6 +6,7 @@ class. It promises that no exception carries state, a credential or a request bo
 """
 
 import re
+from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
 import msgspec
@@ -44,6 +45,9 @@ class Problem(msgspec.Struct, omit_defaults=True):
     revision: int | None = None
     state: str | None = None
     progress: float | None = None
+    claimed_until: datetime | None = None
+    effect_name: str | None = None
+    execution: int | None = None
 
 
 class ErrorMembers(TypedDict, total=False):
@@ -61,6 +65,9 @@ class ErrorMembers(TypedDict, total=False):
     retry_after_seconds: float | None
     state: str | None
     progress: float | None
+    claimed_until: datetime | None
+    effect_name: str | None
+    execution: int | None
 
 
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -84,6 +91,9 @@ class StateroomError(Exception):
         retry_after_seconds: When the gateway says that it is worth asking again; ``None``: it does not say.
         state: Of a thread that is in the archive: ``archived``, ``frozen`` or ``thawing``.
         progress: Of its thaw, from 0 to 1; ``None``: it is not known.
+        claimed_until: Of a thread that another run holds, when its claim is over unless it is renewed.
+        effect_name: The name of the effect that did the same before; ``None``: it was of a thread that was deleted.
+        execution: The number of that effect's execution, or of the one of unknown outcome.
     """
 
     default_code = "stateroom-error"
@@ -100,6 +110,9 @@ class StateroomError(Exception):
     retry_after_seconds: float | None = None
     state: str | None = None
     progress: float | None = None
+    claimed_until: datetime | None = None
+    effect_name: str | None = None
+    execution: int | None = None
 
     def __init_subclass__(cls) -> None:
         """Take the code of a class from its name: ``HeadMoved`` is what the gateway calls ``head-moved``."""
@@ -250,6 +263,66 @@ class ClaimLost(Conflict):
 
 class ThreadClaimed(Conflict):
     """The thread is written to under a claim only."""
+
+
+class ClaimNotFound(NotFound):
+    """Nobody ever claimed the thread."""
+
+
+class ClaimHeld(Conflict):
+    """Another run goes on with the thread, until ``claimed_until`` unless it renews its claim."""
+
+
+class ThreadStuck(Conflict):
+    """One run after the other died with the thread and none got on: look into why, then take it over on purpose."""
+
+
+class EffectNotFound(NotFound):
+    """The thread has no effect of this name."""
+
+
+class EffectInProgress(Conflict):
+    """Somebody does it now; after ``retry_after_seconds``, whoever does it is taken for dead."""
+
+
+class EffectUnknown(Conflict):
+    """It may have happened or not: ``execution`` is to be resolved. It is not done again before that."""
+
+
+class EffectRepeats(Conflict):
+    """The same was done before, as ``effect_name``; say ``repeat`` if it is meant to happen once more."""
+
+
+class EffectMismatch(Conflict):
+    """The name was used for something else: each call needs a name of its own."""
+
+
+class EffectSuperseded(Conflict):
+    """Another attempt at the effect was begun since, or this one ended otherwise."""
+
+
+class EffectNotUnknown(Conflict):
+    """It is known whether the effect happened; only what is unknown is resolved."""
+
+
+class EffectOwnKey(PermissionDenied):
+    """Whoever started an effect does not say whether it happened; another key does, or a program that looked."""
+
+
+class EffectsExceeded(Conflict):
+    """The thread has as many effects as it may: go on in a new one."""
+
+
+class ResultMissing(StateroomError):
+    """The effect happened, and its result could not be kept; nothing is done again."""
+
+
+class ApprovalNotFound(NotFound):
+    """There is no such approval."""
+
+
+class ApprovalRequired(Conflict):
+    """A policy wants a person's approval before the tool is called."""
 
 
 class ItemMoved(Conflict):
@@ -483,4 +556,7 @@ def error_from_problem(problem: Problem, status: int) -> StateroomError:
         revision=problem.revision,
         state=problem.state,
         progress=problem.progress,
+        claimed_until=problem.claimed_until,
+        effect_name=problem.effect_name,
+        execution=problem.execution,
     )

@@ -3,6 +3,8 @@
 It owns everything that happens at the same time. It decides nothing about calls.
 """
 
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -16,7 +18,10 @@ from stateroom._io.httpcore_transport import HttpcoreTransport
 from stateroom._io.httpx_transport import HttpxTransport
 from stateroom._io.transport import Transport, proxied
 
-__all__ = ["InFlight", "Source", "SourceReader", "finished", "in_blocks", "open_source", "open_transport", "together"]
+__all__ = [
+    "Beat", "InFlight", "Source", "SourceReader", "finished", "in_blocks", "open_source", "open_transport", "shielded",
+    "together",
+]  # fmt: skip
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,6 +53,39 @@ def together(do: Callable[[T], R], each: Sequence[T]) -> tuple[R, ...]:
     """Do something with each of several things at the same time, in worker threads."""
     with ThreadPoolExecutor(len(each)) as workers:
         return tuple(workers.map(do, each))
+
+
+def shielded(work: Callable[[], R], seconds_max: float) -> R:
+    """Do something to its end: nothing cancels a thread."""
+    del seconds_max
+    return work()
+
+
+class Beat:
+    """Does something again and again in a thread of its own, until it says that it is over.
+
+    Args:
+        every_seconds: The pause before each time.
+        seconds_max: For how long at most.
+        do: What to do; whether to go on.
+    """
+
+    def __init__(self, every_seconds: float, seconds_max: float, do: Callable[[], bool]) -> None:
+        self._ended = threading.Event()
+        beating = threading.Thread(
+            target=self._run, args=(every_seconds, seconds_max, do), name="stateroom-claim", daemon=True
+        )
+        beating.start()
+
+    def _run(self, every_seconds: float, seconds_max: float, do: Callable[[], bool]) -> None:
+        until = time.monotonic() + seconds_max
+        while time.monotonic() + every_seconds <= until:
+            if self._ended.wait(every_seconds) or not do():
+                return
+
+    def end(self) -> None:
+        """Stop doing it; what is being done now is not waited for."""
+        self._ended.set()
 
 
 class InFlight:

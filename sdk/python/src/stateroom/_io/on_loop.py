@@ -5,6 +5,7 @@ It owns everything that happens at the same time. It decides nothing about calls
 """
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -55,6 +56,65 @@ async def together(do: Callable[[T], Awaitable[R]], each: Sequence[T]) -> tuple[
     finally:
         for task in tasks:
             task.cancel()
+
+
+async def shielded(work: Callable[[], Awaitable[R]], seconds_max: float) -> R:
+    """Do something to its end even if the task is cancelled meanwhile, which it is told afterwards.
+
+    Args:
+        work: Begins it.
+        seconds_max: For how long at most.
+
+    Raises:
+        TimeoutError: It took longer, and was given up.
+        CancelledError: The task was cancelled meanwhile.
+    """
+    clock = asyncio.get_running_loop().time
+    until = clock() + seconds_max
+    doing = asyncio.ensure_future(work())
+    cancelled: asyncio.CancelledError | None = None
+    while not doing.done() and (left := until - clock()) > 0:
+        try:
+            await asyncio.wait([doing], timeout=left)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if not doing.done():
+        doing.cancel()
+        await asyncio.wait([doing])
+    if cancelled is not None:
+        doing.cancelled() or doing.exception()  # seen, though it is not told
+        raise cancelled
+    if doing.cancelled():
+        raise TimeoutError
+    return doing.result()
+
+
+class AsyncBeat:
+    """Does something again and again in a task of its own, until it says that it is over.
+
+    Args:
+        every_seconds: The pause before each time.
+        seconds_max: For how long at most.
+        do: What to do; whether to go on.
+    """
+
+    def __init__(self, every_seconds: float, seconds_max: float, do: Callable[[], Awaitable[bool]]) -> None:
+        self._task = asyncio.ensure_future(self._run(every_seconds, seconds_max, do))
+
+    @staticmethod
+    async def _run(every_seconds: float, seconds_max: float, do: Callable[[], Awaitable[bool]]) -> None:
+        clock = asyncio.get_running_loop().time
+        until = clock() + seconds_max
+        while clock() + every_seconds <= until:
+            await asyncio.sleep(every_seconds)
+            if not await do():
+                return
+
+    async def end(self) -> None:
+        """Stop doing it."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
 
 
 class AsyncInFlight:

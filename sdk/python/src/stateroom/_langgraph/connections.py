@@ -71,6 +71,16 @@ class Connected:
             ),
         )
 
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where its gateway is, and whom it acts for."""
+        return self._endpoint
+
+    @property
+    def connections(self) -> "Connections":
+        """Its clients."""
+        return self._connections
+
     def __enter__(self) -> Self:
         return self
 

@@ -6,6 +6,7 @@ do. It does not know what the calls mean; ``calls`` does.
 """
 
 import base64
+import copy
 import math
 import os
 import re
@@ -21,6 +22,7 @@ import msgspec
 
 from stateroom.errors import (
     CheckpointNotFound,
+    Conflict,
     GatewayUnavailable,
     InvalidRequest,
     NotConfigured,
@@ -81,6 +83,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         extra_seconds: How much longer than other calls it may take, because the gateway works before it answers.
         together: Calls to make at the same time, instead of this one; ``Answer.answers`` holds theirs, in order.
         after_seconds: How long to wait before the call is made.
+        patient: Whether what is refused because of what another one does is asked again while there is time.
     """
 
     method: str
@@ -95,6 +98,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     extra_seconds: float = 0.0
     together: tuple["Call", ...] = ()
     after_seconds: float = 0.0
+    patient: bool = True
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -283,6 +287,12 @@ class Endpoint:
         """
         return Pinned(resolve_subject(self.subject), resolve_share(self._client_share))
 
+    def bound_to(self, subject: str) -> "Endpoint":
+        """The same place for one subject."""
+        bound = copy.copy(self)
+        bound.subject = subject
+        return bound
+
     def headers(self, call: Call, pinned: "Pinned | None" = None) -> dict[str, str]:
         """The call's headers.
 
@@ -414,7 +424,7 @@ class Attempts:
         if 200 <= status < 300:
             return Answer(status=status, headers=headers, body=body)
         error = _error_from_response(status, headers, body, self._now)
-        if not error.retryable:
+        if not error.retryable or (not self._call.patient and isinstance(error, Conflict)):
             raise error
         if not self._call.repeatable and error.code in _POSSIBLY_DONE:
             raise error

@@ -93,6 +93,7 @@ class SaveRequest(Struct, kw_only=True, omit_defaults=True):
     state_holes: dict[str, list[int]] = {}
     state_leaves: dict[str, list[Leaf]] = {}
     items: list[Any] = []
+    fence: int | None = None
 
 
 class WriteIn(Struct, kw_only=True, omit_defaults=True):
@@ -117,6 +118,7 @@ class WritesRequest(Struct, kw_only=True, omit_defaults=True):
     status: Status | None = None
     state_schema: str | None = None
     state_version: int | None = None
+    fence: int | None = None
 
 
 class WritesReceipt(Struct, kw_only=True):
@@ -296,6 +298,7 @@ class CompactRequest(Struct, kw_only=True, omit_defaults=True):
     metadata: dict[str, Any] | None = None
     state_schema: str | None = None
     state_version: int | None = None
+    fence: int | None = None
 
 
 class ParentRequest(Struct, kw_only=True, omit_defaults=True):

@@ -4,6 +4,7 @@ This module owns the verbs of a thread object and what they promise; ``ThreadSte
 client what is sent and sent again. An ``AsyncThread`` object belongs to one task at a time.
 """
 
+import functools
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -19,8 +20,28 @@ from stateroom._protocol.wire import ParentRequest
 from stateroom._remembered.pieces import PieceCache
 from stateroom._resuming.context import ResumeContext
 from stateroom._resuming.gathering import ContextWanted
+from stateroom._thread_ledgers import requests as ledgers
+from stateroom._thread_ledgers.async_claims import RUN_SECONDS_MAX, AsyncClaim
+from stateroom._thread_ledgers.held import this_worker
+from stateroom._thread_ledgers.shapes import (
+    ALL_ARGUMENTS,
+    EFFECT_LEASE_SECONDS,
+    ClaimInfo,
+    ClaimRequest,
+    Effect,
+    EffectFinish,
+    EffectResolve,
+    EffectStart,
+    EffectStarted,
+    EffectStatus,
+    FinishStatus,
+    StartOptions,
+)
+from stateroom._threads.async_effects import async_run_effect, starting
+from stateroom._threads.effect_calls import EffectOptions, EffectPolicy, Result, ToolCall
 from stateroom._threads.fixtures import Fixture, fixture_lines, loading
 from stateroom._threads.intents import intent_of
+from stateroom._threads.plain import to_plain
 from stateroom._threads.steps import ThreadOptions, ThreadSteps
 from stateroom._threads.trajectories import Lines, StepT, TrajectoryStep, Wanted, step_lines
 from stateroom._workspaces.async_workspace import AsyncWorkspace
@@ -331,6 +352,220 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
             kept = await self._client.drive(self._record(once_key, intent, result))
         return cast(R, self._typed_result(kept, fn))
 
+    def claim(
+        self,
+        *,
+        holder: str | None = None,
+        run_id: str | None = None,
+        lease_seconds: int = 60,
+        exclusive: bool = False,
+        take_over: bool = False,
+        note: str | None = None,
+        run_seconds_max: float = RUN_SECONDS_MAX,
+    ) -> AsyncClaim:
+        """Go on with the thread, and nobody else meanwhile: within ``with``, this object's writes name the claim.
+
+            async with thread.claim(run_id="run-1") as claim:
+                ...
+                await claim.note("2 of 5 booked")
+
+        The claim is renewed in the background each third of its lease, and released at the end. If this process dies,
+        the lease runs out and another worker may claim the thread (``client.recover``). Another one that claims it
+        all the same makes this one's writes fail with ``ClaimLost``.
+
+        Args:
+            holder: The name of this worker; of the machine and process when left out.
+            run_id: The id of this run; its checkpoints have it where they name none. The same holder and run may
+                claim again, and go on with the claim that they have.
+            lease_seconds: After how long without a word this run is taken for dead; 5 to 300.
+            exclusive: Refuse all writes to the thread without a claim from now on (``require_claims``).
+            take_over: Take the thread from who holds it, or although it is stuck.
+            note: What to note on the claim.
+            run_seconds_max: For how long the claim is renewed: a run that hangs is taken for dead after that.
+
+        Raises:
+            ClaimHeld: Another run holds the thread. Raised, as the others, when the block is entered.
+            ThreadStuck: One run after the other died with it.
+        """
+        wanted = ClaimRequest(
+            holder=holder or this_worker(),
+            run_id=run_id,
+            lease_seconds=lease_seconds,
+            exclusive=exclusive,
+            take_over=take_over,
+            note=note,
+        )
+        return AsyncClaim(self._client, self._client.pin(), self.thread_id, wanted, self._held, run_seconds_max)
+
+    async def claim_info(self) -> ClaimInfo:
+        """The newest claim of the thread: who holds it, until when, and what was noted.
+
+        Raises:
+            ClaimNotFound: Nobody ever claimed it.
+        """
+        return await self._client.drive(ledgers.show_claim(self.thread_id))
+
+    async def require_claims(self, *, required: bool = True) -> None:
+        """Say whether the thread takes no write without a claim; lifting that is in the audit log.
+
+        Args:
+            required: Whether it does.
+        """
+        await self._client.drive(ledgers.require_claims(self.thread_id, required=required))
+
+    def effect(
+        self,
+        *,
+        name: str | Callable[..., str],
+        **options: Unpack[EffectOptions],
+    ) -> Callable[[Callable[P, Awaitable[R] | R]], Callable[P, Awaitable[R]]]:
+        """Keep the calls of a function in the thread's ledger of effects, so that a run that is repeated repeats none.
+
+            @thread.effect(name=lambda invoice, amount: f"pay-{invoice}")
+            async def pay(invoice: str, amount: int) -> dict: ...
+
+        A call that was done before is not done again: its result is returned. Where it is not certain whether it
+        happened, because the process died or an exception left it open, ``once`` raises ``EffectUnknown`` until
+        somebody says what became of it (``resolve_effect``, or ``check``); ``read`` and ``idempotent`` are done again,
+        the latter under the same provider key, which a parameter ``provider_key`` or ``current_effect()`` has.
+
+        Args:
+            name: The call's name, or what makes it of the arguments: the same name is the same call.
+            options: What ``EffectOptions`` lists.
+        """
+        refuse_unknown("effect", options, EffectOptions)
+        policy = EffectPolicy(**options)
+
+        def decorate(fn: Callable[P, Awaitable[R] | R]) -> Callable[P, Awaitable[R]]:
+            @functools.wraps(fn)
+            async def kept(*args: P.args, **kwargs: P.kwargs) -> R:
+                called = name(*args, **kwargs) if callable(name) else name
+                place = self._place_of(called)
+                pinned = self._client.pin()
+                result = await async_run_effect(self._client, pinned, place, policy, ToolCall(fn, args, kwargs))
+                return cast(R, result)
+
+            return kept
+
+        return decorate
+
+    async def start_effect(
+        self,
+        name: str,
+        tool: str,
+        args: Any,
+        **options: Unpack[StartOptions],
+    ) -> EffectStarted:
+        """Ask whether a tool is to run now; that it was started is stored before this returns.
+
+        Args:
+            name: The call's name.
+            tool: The tool's name.
+            args: Its arguments.
+            options: What ``StartOptions`` lists.
+
+        Raises:
+            EffectUnknown: It may have happened.
+            EffectInProgress: Somebody does it now.
+            EffectRepeats: The same was done before under another name.
+            EffectMismatch: The name was used for something else.
+            EffectsExceeded: The thread has as many as it may.
+        """
+        refuse_unknown("start_effect", options, StartOptions)
+        place = self._place_of(name)
+        wanted = EffectStart(
+            tool=tool,
+            args=to_plain(args),
+            mode=options.get("mode", "once"),
+            namespace=place.namespace,
+            identity=tuple(options.get("identity", ALL_ARGUMENTS)),
+            checkpoint_id=place.checkpoint_id,
+            run_id=place.run_id,
+            fence=place.fence,
+            lease_seconds=options.get("lease_seconds", EFFECT_LEASE_SECONDS),
+            approval_id=options.get("approval_id"),
+            approval_position=options.get("approval_position", 0),
+            tool_digest=options.get("tool_digest"),
+            repeat=options.get("repeat", False),
+        )
+        return await self._client.drive(starting(place, wanted))
+
+    async def finish_effect(
+        self, effect: Effect, status: FinishStatus = "done", *, result: Any = None, error: str | None = None
+    ) -> Effect:
+        """Say how an effect ended that ``start_effect`` began.
+
+        Args:
+            effect: The effect, as the start gave it.
+            status: How it ended: ``failed`` says that it certainly did not happen.
+            result: What it gave; at most 1 MiB as MessagePack.
+            error: The short name of the error's class.
+
+        Raises:
+            EffectSuperseded: Another attempt was begun since.
+        """
+        if status == "done":
+            ended = Result.of(result).finish(effect)
+        else:
+            ended = EffectFinish(
+                execution=effect.execution, attempt=effect.attempt, status=status, namespace=effect.namespace,
+                error=error,
+            )  # fmt: skip
+        return await self._client.drive(ledgers.finish(self.thread_id, effect.name, ended))
+
+    async def resolve_effect(
+        self, name: str, *, happened: bool, result: Any = None, execution: int | None = None, by_check: bool = False
+    ) -> Effect:
+        """Say of an effect of unknown outcome whether it happened. It is in the audit log.
+
+        Args:
+            name: The effect's name.
+            happened: Whether it did; if not, the next start runs.
+            result: What it gave, if that is known.
+            execution: The number of the execution; the newest when left out.
+            by_check: Whether a program looked. Else a person says so, with a key that has ``approval:decide`` and is
+                not the one that started it.
+
+        Raises:
+            EffectNotUnknown: It is known.
+            EffectOwnKey: This key started it.
+        """
+        if execution is None:
+            execution = (await self.get_effect(name)).execution
+        found = EffectResolve(execution=execution, happened=happened, namespace=self.namespace, by_check=by_check)
+        if result is not None:
+            found.result = to_plain(result)
+        return await self._client.drive(ledgers.resolve(self.thread_id, name, found))
+
+    async def get_effect(self, name: str, *, execution: int | None = None) -> Effect:
+        """One execution of an effect, with its result.
+
+        Args:
+            name: The effect's name.
+            execution: The number of the execution; the newest when left out.
+
+        Raises:
+            EffectNotFound: There is none.
+        """
+        return await self._client.drive(ledgers.show(self.thread_id, name, self.namespace, execution))
+
+    def effects(
+        self, *, status: EffectStatus | None = None, checkpoint_id: str | None = None, limit: int | None = None
+    ) -> AsyncIterator[Effect]:
+        """The thread's effects, of all namespaces, without their results, page by page.
+
+        Args:
+            status: Only this status.
+            checkpoint_id: Only those that were started at this checkpoint.
+            limit: At most so many.
+        """
+        return self._client.paged(
+            lambda size, cursor: ledgers.effects(
+                self.thread_id, size, cursor, status=status, checkpoint_id=checkpoint_id
+            ),
+            limit,
+        )
+
     def history(
         self,
         *,
@@ -453,6 +688,7 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
             CheckpointNotFound: There is no such checkpoint.
         """
         forked: AsyncThread[StateT] = AsyncThread(self._client, self.thread_id, **self._options())
+        forked._held = self._held
         pinned = self._client.pin()
         await self._client.drive(forked._fork_from(pinned, checkpoint_id), pinned)
         return forked

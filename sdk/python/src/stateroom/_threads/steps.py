@@ -31,6 +31,8 @@ from stateroom._remembered.pieces import PieceCache, receiving_state, sending_st
 from stateroom._resuming.context import ResumeContext
 from stateroom._resuming.gathering import ContextWanted, gather
 from stateroom._resuming.state import facts_of, remembered
+from stateroom._thread_ledgers.held import Held
+from stateroom._threads.effect_calls import EffectPlace
 from stateroom._threads.long_lists import asked_about, is_due
 from stateroom._threads.plain import from_plain, result_type, state_from_plain, state_to_plain, to_plain
 from stateroom._threads.trajectories import Lines
@@ -119,6 +121,7 @@ class ThreadSteps(Generic[StateT]):
         self._step: int | None = None
         self._fork_of: str | None = None
         self._long: Sequence[LongList] = ()
+        self._held = Held()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.thread_id!r}, namespace={self.namespace!r})"
@@ -225,13 +228,14 @@ class ThreadSteps(Generic[StateT]):
             step=unset_if_none(step),
             source=options.get("source") or ("fork" if self._fork_of is not None else None),
             agent=self.agent,
-            run_id=options.get("run_id"),
+            run_id=options.get("run_id") or self._held.run_id,
             model=options.get("model"),
             usage=options.get("usage"),
             metadata=to_plain(dict(metadata)) if metadata else {},
             state_schema=state_schema,
             state_version=state_version,
             items=[*options.get("items", ())],
+            fence=self._held.fence,
         )
 
     def _make_strict(self) -> Steps[None]:
@@ -316,6 +320,7 @@ class ThreadSteps(Generic[StateT]):
             metadata=None if metadata is None else to_plain(dict(metadata)),
             state_schema=None if version is None else version.schema,
             state_version=None if version is None else version.number,
+            fence=self._held.fence,
         )
         receipt = yield from calls.compact(self.thread_id, request, if_match=self._head_id)
         self._follow(receipt)
@@ -374,7 +379,7 @@ class ThreadSteps(Generic[StateT]):
             WriteIn(channel=channel, idx=ONCE_RESULT_IDX, value=plain),
             WriteIn(channel=ONCE_INTENT, idx=ONCE_INTENT_IDX, value=intent),
         ]
-        request = WritesRequest(writes=writes, namespace=self.namespace)
+        request = WritesRequest(writes=writes, namespace=self.namespace, fence=self._held.fence)
         receipt = yield from calls.write(self.thread_id, ONCE_ANCHOR, task_id, request)
         if receipt.stored < len(writes):
             was_kept, kept = yield from self._recall(once_key, intent)
@@ -385,6 +390,17 @@ class ThreadSteps(Generic[StateT]):
     @staticmethod
     def _typed_result(plain: Any, fn: Callable[..., Any]) -> Any:
         return from_plain(plain, result_type(fn))
+
+    def _place_of(self, name: str) -> EffectPlace:
+        """Where an effect of this object's thread stands: behind the head that it knows, or what it forked from."""
+        return EffectPlace(
+            thread_id=self.thread_id,
+            name=name,
+            namespace=self.namespace,
+            checkpoint_id=self._fork_of or self._head_id,
+            run_id=self._held.run_id,
+            fence=self._held.fence,
+        )
 
     def _change(self, *, strict: bool | None, agent: str | None) -> Steps[ThreadInfo]:
         settings = ThreadSettings(strict=UNSET if strict is None else strict, agent=UNSET if agent is None else agent)

@@ -37,7 +37,7 @@ from stateroom._langgraph.columns import ConfigIds, graph_name, is_step, name_of
 from stateroom._langgraph.connections import Connected
 from stateroom._langgraph.field_types import serialiser
 from stateroom._langgraph.listing import Listing
-from stateroom._langgraph.runs import pin
+from stateroom._langgraph.runs import held_by, pin
 from stateroom._langgraph.store import StateroomStore, StoreOptions
 from stateroom._langgraph.values import SKELETON, Values
 from stateroom._options import refuse_unknown
@@ -69,6 +69,8 @@ from stateroom.errors import (
     StateTooLarge,
     ThreadArchived,
 )
+from stateroom.langgraph.effect_tools import effect_tool, retry_on
+from stateroom.langgraph.running import ClaimedGraph, RunOptions, run
 from stateroom.schema import StateVersion, accepted
 from stateroom.share import ClientShare
 from stateroom.subject import Subject
@@ -83,11 +85,16 @@ R = TypeVar("R")
 __all__ = [
     "SKELETON",
     "CacheOptions",
+    "ClaimedGraph",
+    "RunOptions",
     "SaverOptions",
     "StateroomCache",
     "StateroomSaver",
     "StateroomStore",
     "StoreOptions",
+    "effect_tool",
+    "retry_on",
+    "run",
 ]
 
 
@@ -619,6 +626,7 @@ class StateroomSaver(Connected, BaseCheckpointSaver[str]):
             state_version=None if version is None else version.number,
             delta_channels=sorted(counters) if isinstance(counters, dict) else [],
             fork=isinstance(source, str) and source in _FORKING_SOURCES,
+            fence=held_by(self._endpoint, config).fence,
         )
         try:
             receipt = yield from self._save(ids, request, pinned)
@@ -665,6 +673,7 @@ class StateroomSaver(Connected, BaseCheckpointSaver[str]):
             metadata={**head.metadata, "source": "update", "step": step + 1},
             state_schema=None if version is None else version.schema,
             state_version=None if version is None else version.number,
+            fence=held_by(self._endpoint, config).fence,
         )
         receipt = yield from calls.compact(ids.thread_id, request, if_match=ids.checkpoint_id or head.checkpoint_id)
         return ids.config(receipt.checkpoint_id)
@@ -730,6 +739,7 @@ class StateroomSaver(Connected, BaseCheckpointSaver[str]):
             status=_status_of({channel for channel, _ in writes}),
             state_schema=None if version is None else version.schema,
             state_version=None if version is None else version.number,
+            fence=held_by(self._endpoint, config).fence,
         )
         yield from sending(
             self._pieces,

@@ -1,0 +1,1 @@
+"""Commands on what a thread's ledger holds, over HTTP."""

@@ -1,0 +1,1 @@
+"""What a thread's ledger holds: claims, and effects."""

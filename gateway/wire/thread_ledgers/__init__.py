@@ -1,0 +1,1 @@
+"""Bodies of what a thread's ledger holds: claims and effects."""
