@@ -88,7 +88,7 @@ class Claim:
     """The newest claim of a thread.
 
     Attributes:
-        thread_id: The thread.
+        thread_id: The id of the thread.
         fence: The number that proves it; no later claim of a thread of this id has one that is not greater.
         holder: The name of the worker.
         run_id: The id of its run.
@@ -120,7 +120,7 @@ class SilentThread:
 
     Attributes:
         subject_id: Whose thread it is.
-        thread_id: The thread.
+        thread_id: The id of the thread.
         agent: Its agent.
         status: That of its newest checkpoint.
         fence: That of the claim.

@@ -260,7 +260,7 @@ class UnknownEffect:
 
     Attributes:
         subject_id: Whose thread it is of.
-        thread_id: The thread.
+        thread_id: The id of the thread.
         namespace: The root of the namespace.
         name_tag: The keyed tag of its name, hexadecimal; the name is sealed.
         execution: The number of the execution.

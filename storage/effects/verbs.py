@@ -524,7 +524,7 @@ class Effects:
 
         Args:
             scope: The tenant and subject.
-            thread_id: The thread.
+            thread_id: The id of the thread.
             status: Only those that stand so.
             checkpoint_id: Only those that were started at this one.
             limit: How many at most.

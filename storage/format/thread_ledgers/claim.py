@@ -19,7 +19,7 @@ class ClaimColumns(msgspec.Struct, frozen=True):
     """The clear columns of a claim's row.
 
     Attributes:
-        thread_id: The thread.
+        thread_id: The id of the thread.
         fence: The number that proves it.
         holder: The name of the worker.
         run_id: The id of its run.

@@ -24,7 +24,7 @@ class EffectColumns(msgspec.Struct, frozen=True):
     """The clear columns of an effect's row.
 
     Attributes:
-        thread_id: The thread.
+        thread_id: The id of the thread.
         namespace: The root of the namespace.
         name_mac: The tag of its name.
         execution: The number of the execution under that name.

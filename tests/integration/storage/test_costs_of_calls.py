@@ -23,8 +23,8 @@ WRITES_BYTES, WRITE_BYTES = 320, 137
 LOAD_ASKS_BYTES = 121
 # To a load of a checkpoint that is not the head: each pending write of the thread is named, to count them.
 MEMBERS_BYTES, MEMBER_BYTES = 100, 78
-SAVE_ASKS_BYTES, NEW_PIECE_BYTES = 528, 29  # six of them say that the tenant has no events, as of the next
-PUT_ASKS_BYTES, NEW_WRITE_BYTES = 468, 41
+SAVE_ASKS_BYTES, NEW_PIECE_BYTES = 534, 29  # six of them say that the tenant has no events, and six that no claim is
+PUT_ASKS_BYTES, NEW_WRITE_BYTES = 474, 41  # held; as of those before
 NAMES_BYTES = 8
 # A function that returns nothing: that it was called, and that the next call may come.
 DONE_BYTES = 36

@@ -186,7 +186,7 @@ def test_a_frame_of_32_mib_needs_no_window_above_the_limit() -> None:
         (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 1, 1, 4, 0x10, 1, 1) + bytes(100), "unsupported"),
         (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 1, 1, 16, 0x10, 1, 1) + bytes(100), "format"),
         (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 1, 1, 2, 0x10, 1, 1) + bytes(100), "format"),
-        (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 1, 1, 0, 0x1F, 1, 1) + bytes(100), "format"),
+        (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 1, 1, 0, 0x2F, 1, 1) + bytes(100), "format"),
         (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 1, 1, 0, 0x10, 2, 1) + bytes(100), "format"),
         (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 1, 1, 0, 0x10, 1, 0) + bytes(100), "format"),
         (struct.pack(">3sBBBBBI", b"\xc1\x53\x52", 1, 1, 0, 0x10, 1, 1) + bytes(79), "format"),

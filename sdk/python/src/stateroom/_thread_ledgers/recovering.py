@@ -69,7 +69,7 @@ class Recovered(Generic[ThreadT]):
     Attributes:
         silent: What was known of the thread before it was claimed.
         thread: The thread; its writes name the claim.
-        claim: The claim.
+        claim: The claim under which the thread is handed out.
     """
 
     def __init__(self, silent: SilentThread, thread: ThreadT, claim: Claim) -> None:

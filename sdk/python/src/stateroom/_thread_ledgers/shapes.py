@@ -25,7 +25,7 @@ class ClaimInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The newest claim of a thread, as it stands.
 
     Attributes:
-        thread_id: The thread.
+        thread_id: The id of the thread.
         fence: The number that proves the claim; later claims of the thread have greater ones.
         holder: The name of the worker.
         run_id: The id of its run.
@@ -56,7 +56,7 @@ class SilentThread(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         subject_id: Whose it is.
-        thread_id: The thread.
+        thread_id: The id of the thread.
         agent: The program's name.
         status: That of its newest checkpoint.
         fence: That of the claim.
@@ -146,7 +146,7 @@ class EffectStarted(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         must_run: Whether the tool is to run now; if not, ``effect`` says what it did the other time.
-        effect: The effect.
+        effect: What is known of the effect.
     """
 
     must_run: bool
@@ -170,7 +170,7 @@ class UnknownEffect(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         subject_id: Whose thread it is of.
-        thread_id: The thread.
+        thread_id: The id of the thread.
         namespace: The root of the namespace.
         name_tag: The keyed tag of its name.
         execution: The number of the execution.

@@ -64,7 +64,7 @@ class ClaimedGraph:
         self._graph, self._saver, self._options = graph, connected, options
 
     def invoke(self, input: Any, config: RunnableConfig, **options: Any) -> Any:  # noqa: A002  LangGraph's word
-        """As the graph's own, under a claim.
+        """Run the graph as its own ``invoke`` does, under a claim.
 
         Args:
             input: The graph's input.
@@ -81,33 +81,33 @@ class ClaimedGraph:
             return self._graph.invoke(input, under, **options)
 
     async def ainvoke(self, input: Any, config: RunnableConfig, **options: Any) -> Any:  # noqa: A002  as above
-        """As the graph's own, under a claim; see ``invoke``."""
+        """Run the graph as its own ``ainvoke`` does, under a claim; see ``invoke``."""
         claim, under = await self._aclaim(config)
         async with claim:
             return await self._graph.ainvoke(input, under, **options)
 
     def stream(self, input: Any, config: RunnableConfig, **options: Any) -> Iterator[Any]:  # noqa: A002  as above
-        """As the graph's own, under a claim that ends with the iterator; see ``invoke``."""
+        """Run the graph as its own ``stream`` does, under a claim that ends with the iterator; see ``invoke``."""
         claim, under = self._claim(config)
         with claim:
             yield from self._graph.stream(input, under, **options)
 
     async def astream(self, input: Any, config: RunnableConfig, **options: Any) -> AsyncIterator[Any]:  # noqa: A002
-        """As the graph's own, under a claim that ends with the iterator; see ``invoke``."""
+        """Run the graph as its own ``astream`` does, under a claim that ends with the iterator; see ``invoke``."""
         claim, under = await self._aclaim(config)
         async with claim:
             async for part in self._graph.astream(input, under, **options):
                 yield part
 
     def update_state(self, config: RunnableConfig, values: Any, as_node: str | None = None) -> RunnableConfig:
-        """As the graph's own, under a claim: refused while a run of the thread goes on."""
+        """Change the state as the graph's own method does, under a claim: refused while a run of the thread goes on."""
         claim, under = self._claim(config)
         with claim:
             updated: RunnableConfig = self._graph.update_state(under, values, as_node)
             return updated
 
     async def aupdate_state(self, config: RunnableConfig, values: Any, as_node: str | None = None) -> RunnableConfig:
-        """As the graph's own, under a claim: refused while a run of the thread goes on."""
+        """Change the state as the graph's own method does, under a claim: refused while a run of the thread goes on."""
         claim, under = await self._aclaim(config)
         async with claim:
             updated: RunnableConfig = await self._graph.aupdate_state(under, values, as_node)
