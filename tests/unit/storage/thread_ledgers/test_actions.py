@@ -1,13 +1,15 @@
 """An action has one form, whatever wrote it down, and two actions never share one."""
 
+import hashlib
 import math
 from decimal import Decimal
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.format.thread_ledgers.actions import canonical
+from storage.format.thread_ledgers.actions import Action, action_hash, approval_hash, canonical
 
 TABLE = [
     ({"b": 1, "a": [True, None, "\u20ac"]}, '{"a":[true,null,"\u20ac"],"b":1}'),
@@ -40,6 +42,30 @@ def test_a_value_has_this_form(value, text):
 def test_what_has_no_form_is_refused(value):
     with pytest.raises(ValueError, match=r"\w"):
         canonical(value)
+
+
+ACTION = Action("pay", "ab" * 32, {"amount": 1200}, "t-1", "bank", "alice")
+
+
+def test_the_hash_of_an_action_is_of_all_of_it():
+    text = (
+        '{"agent":"bank","args":{"amount":1200},"subject":"alice","thread":"t-1","tool":"pay",'
+        f'"tool_digest":"{"ab" * 32}","v":1}}'
+    )
+    assert action_hash(ACTION) == hashlib.sha256(text.encode()).digest()
+    others = [
+        {"tool": "pays"}, {"tool_digest": None}, {"args": {"amount": 1500}}, {"args": {}}, {"thread_id": "t-2"},
+        {"agent": None}, {"agent": ""}, {"subject_id": "bob"},
+    ]  # fmt: skip
+    hashes = {action_hash(ACTION), *(action_hash(msgspec.structs.replace(ACTION, **each)) for each in others)}
+    assert len(hashes) == 1 + len(others)
+
+
+def test_the_hash_of_an_approval_is_of_its_actions_in_their_order():
+    one, other = bytes(32), bytes([1]) * 32
+    hashes = [approval_hash(each) for each in ([one], [one, other], [other, one], [one, one], [])]
+    assert len({*hashes, one}) == 6
+    assert hashes[0] == hashlib.sha256(b"stateroom approval 1\0" + one).digest()
 
 
 @given(values, values)
