@@ -48,7 +48,7 @@ from tests.unit.gateway.doubles import MemoryStore, settings
 from tests.victims.rows import opened
 
 OWNER = "owner"
-EVERY = tenant_permissions(may_export=True, may_hear=True)
+EVERY = tenant_permissions(may_export=True, may_hear=True, may_decide=True)
 # What a stranger gets who sends the owner's very request in a scope of his own, where nothing is.
 ALONE: dict[str, int] = {
     "get_usage": 200,

@@ -356,7 +356,7 @@ async def register_keys(store: "Store", identity: Identity) -> None:
     Raises:
         StorageError: The database cannot serve this now.
     """
-    from storage.control.features import EVENTS
+    from storage.control.features import DECISIONS, EVENTS
     from storage.model import Tenant
     from storage.scope import OperatorScope
 
@@ -373,7 +373,9 @@ async def register_keys(store: "Store", identity: Identity) -> None:
         return
     tenant = Tenant(tenant_id=identity.tenant_id, name=NAME, created_at=now)
     permissions = api_keys.tenant_permissions(
-        may_export=await store.tenants.may_allow_exports(), may_hear=store.features.is_switched_on(EVENTS)
+        may_export=await store.tenants.may_allow_exports(),
+        may_hear=store.features.is_switched_on(EVENTS),
+        may_decide=store.features.is_switched_on(DECISIONS),
     )
     record, _ = api_keys.mint(
         peppers,

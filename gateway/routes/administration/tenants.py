@@ -17,7 +17,7 @@ from gateway.http.exchange import Answer, path_uuid, place
 from gateway.routes.administration.credentials import check_expiry, derived_ids, new_api_key
 from gateway.routing.operations import Call, Operation
 from storage import model
-from storage.control.features import EVENTS
+from storage.control.features import DECISIONS, EVENTS
 from storage.errors import TenantNotFound
 from storage.scope import OperatorScope
 
@@ -28,8 +28,12 @@ def _tenant(tenant: model.Tenant) -> wire.tenants.Tenant:
 
 async def _grants(call: Call[OperatorScope]) -> tuple[str, ...]:
     """What keys may be allowed that a tenant's first key, or a recovered one, makes."""
-    may_export = await call.store.tenants.may_allow_exports()
-    return api_keys.tenant_permissions(may_export=may_export, may_hear=call.store.features.is_switched_on(EVENTS))
+    features = call.store.features
+    return api_keys.tenant_permissions(
+        may_export=await call.store.tenants.may_allow_exports(),
+        may_hear=features.is_switched_on(EVENTS),
+        may_decide=features.is_switched_on(DECISIONS),
+    )
 
 
 @Operation(

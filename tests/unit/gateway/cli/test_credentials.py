@@ -9,7 +9,7 @@ from tests.unit.gateway.doubles import PEPPERS
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 TENANT = uuid4()
-GRANTS = api_keys.tenant_permissions(may_export=True, may_hear=True)
+GRANTS = api_keys.tenant_permissions(may_export=True, may_hear=True, may_decide=True)
 
 
 def key(*permissions: str, grants: tuple[str, ...] | None = None, **more) -> ApiKeyRecord:
