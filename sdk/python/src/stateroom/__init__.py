@@ -4,6 +4,7 @@ This package owns the client's side of API v1. It imports nothing of the gateway
 ``stateroom.langgraph`` is imported.
 """
 
+from stateroom._decisions.actions import Action, action_hash, approval_hash, tool_digest
 from stateroom._events.shapes import Event, EventStream
 from stateroom._items.async_items import AsyncItems
 from stateroom._items.items import Items
@@ -148,6 +149,7 @@ from stateroom.types import (
 
 __all__ = [
     "SHARED",
+    "Action",
     "AgentState",
     "Answer",
     "ArchiveUnavailable",
@@ -291,8 +293,11 @@ __all__ = [
     "WorkspaceSnapshot",
     "WritesPending",
     "acting_for",
+    "action_hash",
+    "approval_hash",
     "chat_form",
     "current_subject",
     "encode_id",
     "new_client_share",
+    "tool_digest",
 ]

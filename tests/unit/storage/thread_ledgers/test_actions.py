@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.format.thread_ledgers.actions import Action, action_hash, approval_hash, canonical
+from tests.support.action_vectors import VECTORS, received
 
 TABLE = [
     ({"b": 1, "a": [True, None, "\u20ac"]}, '{"a":[true,null,"\u20ac"],"b":1}'),
@@ -66,6 +67,23 @@ def test_the_hash_of_an_approval_is_of_its_actions_in_their_order():
     hashes = [approval_hash(each) for each in ([one], [one, other], [other, one], [one, one], [])]
     assert len({*hashes, one}) == 6
     assert hashes[0] == hashlib.sha256(b"stateroom approval 1\0" + one).digest()
+
+
+@pytest.mark.parametrize("vector", VECTORS["actions"], ids=lambda each: each["name"])
+def test_the_published_vectors_hold(vector):
+    args = received(vector["args"])
+    members = {"v": 1, "args": args} | {
+        key: vector[key] for key in ("tool", "tool_digest", "thread", "agent", "subject")
+    }
+    assert canonical(members).decode() == vector["canonical"]
+    action = Action(vector["tool"], vector["tool_digest"], args, vector["thread"], vector["agent"], vector["subject"])
+    assert action_hash(action).hex() == vector["sha256"]
+
+
+def test_the_published_vectors_of_approvals_hold():
+    hashes = {each["name"]: bytes.fromhex(each["sha256"]) for each in VECTORS["actions"]}
+    for each in VECTORS["approvals"]:
+        assert approval_hash([hashes[name] for name in each["actions"]]).hex() == each["sha256"]
 
 
 @given(values, values)
