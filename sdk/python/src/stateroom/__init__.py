@@ -5,17 +5,6 @@ This package owns the client's side of API v1. It imports nothing of the gateway
 """
 
 from stateroom._decisions.actions import Action, action_hash, approval_hash, tool_digest
-from stateroom._decisions.shapes import (
-    Approval,
-    ApprovalAction,
-    ApprovalActionState,
-    ApprovalContent,
-    ApprovalPage,
-    ApprovalVote,
-    NewAction,
-    NewApproval,
-    Verdict,
-)
 from stateroom._events.shapes import Event, EventStream
 from stateroom._items.async_items import AsyncItems
 from stateroom._items.items import Items
@@ -163,12 +152,6 @@ __all__ = [
     "Action",
     "AgentState",
     "Answer",
-    "Approval",
-    "ApprovalAction",
-    "ApprovalActionState",
-    "ApprovalContent",
-    "ApprovalPage",
-    "ApprovalVote",
     "ArchiveUnavailable",
     "Artifact",
     "ArtifactFile",
@@ -247,8 +230,6 @@ __all__ = [
     "Message",
     "Model",
     "Near",
-    "NewAction",
-    "NewApproval",
     "NotConfigured",
     "NotFound",
     "OnceKeyReused",
@@ -306,7 +287,6 @@ __all__ = [
     "UploadNotFound",
     "UploadedPart",
     "Usage",
-    "Verdict",
     "WhoAmI",
     "Workspace",
     "WorkspaceRestored",

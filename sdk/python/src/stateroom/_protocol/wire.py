@@ -9,7 +9,6 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, field
 
-from stateroom._decisions.shapes import NewApproval
 from stateroom.types import (
     Artifact,
     CheckpointInfo,
@@ -94,8 +93,6 @@ class SaveRequest(Struct, kw_only=True, omit_defaults=True):
     state_holes: dict[str, list[int]] = {}
     state_leaves: dict[str, list[Leaf]] = {}
     items: list[Any] = []
-    approvals: list[Any] = []
-    approvals: list[NewApproval] = []
 
 
 class WriteIn(Struct, kw_only=True, omit_defaults=True):
@@ -120,7 +117,7 @@ class WritesRequest(Struct, kw_only=True, omit_defaults=True):
     status: Status | None = None
     state_schema: str | None = None
     state_version: int | None = None
-    approvals: list[NewApproval] = []
+    approvals: list[Any] = []
     # Questions that another write of this run asks, or has asked.
     approval_refs: list[str] = []
 
