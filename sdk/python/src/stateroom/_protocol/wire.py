@@ -93,6 +93,7 @@ class SaveRequest(Struct, kw_only=True, omit_defaults=True):
     state_holes: dict[str, list[int]] = {}
     state_leaves: dict[str, list[Leaf]] = {}
     items: list[Any] = []
+    approvals: list[Any] = []
 
 
 class WriteIn(Struct, kw_only=True, omit_defaults=True):
