@@ -4,6 +4,20 @@ This package owns the client's side of API v1. It imports nothing of the gateway
 ``stateroom.langgraph`` is imported.
 """
 
+from stateroom._approvals.approvals import Approvals
+from stateroom._approvals.asked import Asked
+from stateroom._approvals.async_approvals import AsyncApprovals
+from stateroom._approvals.shapes import (
+    Approval,
+    ApprovalAction,
+    ApprovalActionState,
+    ApprovalContent,
+    ApprovalPage,
+    ApprovalVote,
+    NewAction,
+    NewApproval,
+    Verdict,
+)
 from stateroom._decisions.actions import Action, action_hash, approval_hash, tool_digest
 from stateroom._events.shapes import Event, EventStream
 from stateroom._items.async_items import AsyncItems
@@ -44,6 +58,17 @@ from stateroom.async_artifacts import AsyncArtifactFile, AsyncArtifacts
 from stateroom.async_client import AsyncClient
 from stateroom.client import Client
 from stateroom.errors import (
+    ActionChanged,
+    ApprovalConsumed,
+    ApprovalDecided,
+    ApprovalExpired,
+    ApprovalLapsed,
+    ApprovalNotFound,
+    ApprovalNotYours,
+    ApprovalRejected,
+    ApprovalRequired,
+    ApprovalsExceeded,
+    ApprovalUndecided,
     ArchiveUnavailable,
     ArtifactNotFound,
     ArtifactReferenced,
@@ -63,6 +88,7 @@ from stateroom.errors import (
     Conflict,
     DeltaChainNeeded,
     DigestMismatch,
+    EditInvalid,
     EventsExpired,
     EventsOff,
     EventsRewound,
@@ -150,8 +176,26 @@ from stateroom.types import (
 __all__ = [
     "SHARED",
     "Action",
+    "ActionChanged",
     "AgentState",
     "Answer",
+    "Approval",
+    "ApprovalAction",
+    "ApprovalActionState",
+    "ApprovalConsumed",
+    "ApprovalContent",
+    "ApprovalDecided",
+    "ApprovalExpired",
+    "ApprovalLapsed",
+    "ApprovalNotFound",
+    "ApprovalNotYours",
+    "ApprovalPage",
+    "ApprovalRejected",
+    "ApprovalRequired",
+    "ApprovalUndecided",
+    "ApprovalVote",
+    "Approvals",
+    "ApprovalsExceeded",
     "ArchiveUnavailable",
     "Artifact",
     "ArtifactFile",
@@ -160,6 +204,8 @@ __all__ = [
     "ArtifactShared",
     "ArtifactUnknown",
     "Artifacts",
+    "Asked",
+    "AsyncApprovals",
     "AsyncArtifactFile",
     "AsyncArtifacts",
     "AsyncClient",
@@ -186,6 +232,7 @@ __all__ = [
     "DeltaChainNeeded",
     "DigestMismatch",
     "Disposition",
+    "EditInvalid",
     "Event",
     "EventStream",
     "EventsExpired",
@@ -230,6 +277,8 @@ __all__ = [
     "Message",
     "Model",
     "Near",
+    "NewAction",
+    "NewApproval",
     "NotConfigured",
     "NotFound",
     "OnceKeyReused",
@@ -287,6 +336,7 @@ __all__ = [
     "UploadNotFound",
     "UploadedPart",
     "Usage",
+    "Verdict",
     "WhoAmI",
     "Workspace",
     "WorkspaceRestored",

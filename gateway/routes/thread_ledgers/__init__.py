@@ -1,0 +1,1 @@
+"""Operations on what is in the ledgers of threads: what people are asked."""

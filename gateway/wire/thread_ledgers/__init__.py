@@ -1,0 +1,1 @@
+"""Bodies of what is in the ledger of a thread."""
