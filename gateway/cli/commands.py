@@ -10,6 +10,7 @@ from rich_click.utils import CommandGroupDict
 from gateway.cli import completion
 from gateway.cli.local import collection, replay, running, upgrade, waiting
 from gateway.cli.remote import (
+    approvals,
     archive,
     artifacts,
     checkpoints,
@@ -39,6 +40,7 @@ COMMAND_GROUPS: list[CommandGroupDict] = [
             "workspace",
             "item",
             "events",
+            "approvals",
             "audit",
             "archive",
             "restore",
@@ -96,9 +98,9 @@ def commands() -> None:
 
 
 for _module in (
-    running, collection, tenants, api_keys, threads, checkpoints, archive, artifacts, workspaces, items, events, audit,
-    verification, states, keys, break_glass, transfer, retention, save_policies, vector_policies, replay,
-    completion,
+    running, collection, tenants, api_keys, threads, checkpoints, archive, artifacts, workspaces, items, events,
+    approvals, audit, verification, states, keys, break_glass, transfer, retention, save_policies, vector_policies,
+    replay, completion,
 ):  # fmt: skip
     for _command in _module.COMMANDS:
         commands.add_command(_command)
