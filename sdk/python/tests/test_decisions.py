@@ -230,12 +230,22 @@ def test_a_decision_is_what_the_graph_waits_for(value, verdicts, resumed):
         assert answer(value, _approval(status), _said(*verdicts)) == resumed
 
 
+def test_what_was_hidden_from_whoever_edited_is_as_it_was_asked():
+    masked = {"amount": 12, "card": "hidden, 4 bytes", "to": [{"a/b": "hidden, 1 bytes"}, "eve"], "pin": "hidden"}
+    hide = ["/card", "/to/0/a~1b", "/pin", "/gone/deeper", "/to/9/x"]
+    said = _said({"verdict": "edit", "edited_args": masked, "hide": hide})
+    value = {**CALL, "args": {"amount": 1200, "card": "4242", "to": [{"a/b": "bob"}]}}
+    resumed = answer(value, _approval("approved"), said)["edited_action"]["args"]
+    assert resumed == {"amount": 12, "card": "4242", "to": [{"a/b": "bob"}, "eve"]}
+    assert masked["pin"] == "hidden"
+
+
 @pytest.mark.parametrize("status", ["expired", "cancelled", "lapsed"])
 def test_what_nobody_answered_is_a_no(status):
     assert answer([INBOX], _approval(status), _said(APPROVED)) == [{"type": "ignore", "args": None}]
-    (said,) = answer(BATCH, _approval(status), _said(APPROVED))["decisions"]
-    assert said["type"] == "reject"
-    assert said["message"].endswith(".")
+    for said in answer(BATCH, _approval(status), _said(APPROVED, APPROVED))["decisions"]:
+        assert said["type"] == "reject"
+        assert said["message"].endswith(".")
     assert answer(CALL, _approval(status), _said(APPROVED))["type"] == "reject"
     assert answer("Go on?", _approval(status), _said(APPROVED)) is False
 

@@ -120,7 +120,7 @@ def gated(tool: BaseTool, saver: StateroomSaver, *, asks: bool = True) -> BaseTo
         ValueError: The saver knows another tool of that name.
     """
     if not isinstance(tool, StructuredTool):
-        raise TypeError(f"{tool.name} is no tool that LangChain made of a function")
+        raise TypeError(f"a {type(tool).__name__} is no tool that LangChain made of a function")
     gate = _Gate(tool, _deciding(saver), asks=asks)
     changed: dict[str, Any] = {}
     if tool.func is not None:

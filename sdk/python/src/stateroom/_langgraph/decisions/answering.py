@@ -4,7 +4,9 @@ This module knows the answers to the shapes of ``asking``. It is pure, and says 
 done: that is the gate's (``gate``).
 """
 
+import copy
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import UNSET
@@ -36,16 +38,19 @@ def answer(value: Any, approval: Approval, content: ApprovalContent) -> Any:
         return WAITING
     match shape_of(value):
         case "inbox":
-            return [_inbox(each, over) for each in content.actions]
+            requests = value if isinstance(value, list | tuple) else [value]
+            asked = [each["action_request"]["args"] for each in requests]
+            return [_inbox(each, args, over) for each, args in zip(content.actions, asked, strict=True)]
         case "batch":
-            return {"decisions": [_decision(each, over) for each in content.actions]}
+            asked = [each["args"] for each in value["action_requests"]]
+            return {"decisions": [_decision(*each, over) for each in zip(content.actions, asked, strict=True)]}
         case "call":
-            return _decision(content.actions[0], over)
+            return _decision(content.actions[0], value["args"], over)
         case "value":
             return _value(content.actions[0], over)
 
 
-def _decision(action: ApprovalAction, over: str | None) -> dict[str, Any]:
+def _decision(action: ApprovalAction, asked: Mapping[str, Any], over: str | None) -> dict[str, Any]:
     """LangChain's ``Decision``."""
     if over is not None:
         return {"type": "reject", "message": over}
@@ -55,18 +60,18 @@ def _decision(action: ApprovalAction, over: str | None) -> dict[str, Any]:
         return {"type": "reject", "message": action.message} if action.message else {"type": "reject"}
     # Whoever approves after somebody edited approves what it was made into.
     if action.edited_args is not UNSET:
-        return {"type": "edit", "edited_action": {"name": action.tool, "args": action.edited_args}}
+        return {"type": "edit", "edited_action": {"name": action.tool, "args": _edited(action, asked)}}
     return {"type": "approve"}
 
 
-def _inbox(action: ApprovalAction, over: str | None) -> dict[str, Any]:
+def _inbox(action: ApprovalAction, asked: Mapping[str, Any], over: str | None) -> dict[str, Any]:
     """Agent Inbox's ``HumanResponse``; it has no words for why something is left."""
     if over is not None or action.verdict == "reject":
         return {"type": "ignore", "args": None}
     if action.verdict == "respond":
         return {"type": "response", "args": _text(action)}
     if action.edited_args is not UNSET:
-        return {"type": "edit", "args": {"action": action.tool, "args": action.edited_args}}
+        return {"type": "edit", "args": {"action": action.tool, "args": _edited(action, asked)}}
     return {"type": "accept", "args": None}
 
 
@@ -81,3 +86,34 @@ def _text(action: ApprovalAction) -> str:
     if said is UNSET:
         return action.message or ""
     return said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
+
+
+def _edited(action: ApprovalAction, asked: Mapping[str, Any]) -> Any:
+    """The arguments that a person made, with what was hidden from that person as it was asked."""
+    edited = copy.deepcopy(action.edited_args)
+    for pointer in action.hide:
+        *path, last = [_unescaped(part) for part in pointer.split("/")[1:]] or [""]
+        original, target = _at(asked, path), _at(edited, path)
+        if isinstance(target, dict):
+            if isinstance(original, Mapping) and last in original:
+                target[last] = original[last]
+            else:  # a default, which the tool fills in again
+                target.pop(last, None)
+        elif isinstance(target, list) and isinstance(original, list | tuple) and last.isdecimal():
+            target[int(last)] = original[int(last)]
+    return edited
+
+
+def _at(value: Any, path: Sequence[str]) -> Any:
+    for part in path:
+        if isinstance(value, Mapping):
+            value = value.get(part)
+        elif isinstance(value, list | tuple) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            return None
+    return value
+
+
+def _unescaped(part: str) -> str:
+    return part.replace("~1", "/").replace("~0", "~")

@@ -18,7 +18,6 @@ from stateroom._remembered.recent import Recent
 from stateroom.errors import ActionChanged, ApprovalConsumed, ApprovalRequired
 
 _PAGE = 100
-_STATUSES = ("approved", "answered")  # of several actions, some may be answered
 
 
 class Permit(msgspec.Struct, frozen=True):
@@ -90,25 +89,24 @@ def permit(thread_id: str, form: ToolForm, args: Mapping[str, Any], opened: Open
     """
     consumed: ApprovalConsumed | None = None
     others = 0
-    for status in _STATUSES:
-        cursor: str | None = None
-        while True:
-            page = yield from requests.page({"status": status, "thread": thread_id}, _PAGE, cursor)
-            for approval in page.approvals:
-                content = yield from opened.content(approval)
-                for found in _approved(approval, content, form, args):
-                    if action_hash(found.action).hex() != content.actions[found.position].action_hash:
-                        others += 1
-                        continue
-                    try:
-                        yield from authorise(thread_id, approval, found.position, found.action)
-                    except ApprovalConsumed as error:  # the same may have been approved twice
-                        consumed = error
-                        continue
-                    return found
-            cursor = page.next_cursor
-            if cursor is None:
-                break
+    cursor: str | None = None
+    while True:
+        page = yield from requests.page({"status": "approved", "thread": thread_id}, _PAGE, cursor)
+        for approval in page.approvals:
+            content = yield from opened.content(approval)
+            for found in _approved(approval, content, form, args):
+                if action_hash(found.action).hex() != content.actions[found.position].action_hash:
+                    others += 1
+                    continue
+                try:
+                    yield from authorise(thread_id, approval, found.position, found.action)
+                except ApprovalConsumed as error:  # the same may have been approved twice
+                    consumed = error
+                    continue
+                return found
+        cursor = page.next_cursor
+        if cursor is None:
+            break
     if consumed is not None:
         raise consumed
     if others:
