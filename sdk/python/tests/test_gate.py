@@ -116,7 +116,7 @@ class Saver(InMemorySaver):
                     hide=list(action.hide),
                     action_hash=action_hash(done).hex(),
                     **said,
-                )  # fmt: skip
+                )
             )
         return ApprovalContent(approval_id=approval_id, external_id=asked.external_id, action_hash="", actions=actions)
 
