@@ -141,7 +141,7 @@ def _value(value):
          ["approve", "respond"]),
         (CALL, {"properties": {"type": {"const": "reject"}}}, "call", [PAYING], ["reject"]),
         ("Go on?", None, "value", [_value("Go on?")], ["approve", "reject", "respond"]),
-        ("How many?", {"type": "integer"}, "value", [_value("How many?")], ["respond", "reject"]),
+        ("How many?", {"type": "integer"}, "value", [_value("How many?")], ["respond"]),
         ([], None, "value", [_value([])], ["approve", "reject", "respond"]),
         ([INBOX, 5], None, "value", [_value([INBOX, 5])], ["approve", "reject", "respond"]),
         ({"type": "tool_approval"}, None, "value", [_value({"type": "tool_approval"})],
@@ -182,6 +182,10 @@ def test_two_tools_of_one_name_are_refused():
 
 
 # Answers
+
+
+def _answer(value, approval, content, schema=None):
+    return answer(Interrupt(value, "a" * 32, response_schema=schema), approval, content)
 
 
 def _approval(status):
@@ -227,7 +231,7 @@ EDITED_BEFORE = {"verdict": "approve", "edited_args": {"amount": 12}}
 )  # fmt: skip
 def test_a_decision_is_what_the_graph_waits_for(value, verdicts, resumed):
     for status in ("approved", "answered", "rejected", "consumed"):
-        assert answer(value, _approval(status), _said(*verdicts)) == resumed
+        assert _answer(value, _approval(status), _said(*verdicts)) == resumed
 
 
 def test_what_was_hidden_from_whoever_edited_is_as_it_was_asked():
@@ -235,24 +239,30 @@ def test_what_was_hidden_from_whoever_edited_is_as_it_was_asked():
     hide = ["/card", "/to/0/a~1b", "/pin", "/gone/deeper", "/to/9/x"]
     said = _said({"verdict": "edit", "edited_args": masked, "hide": hide})
     value = {**CALL, "args": {"amount": 1200, "card": "4242", "to": [{"a/b": "bob"}]}}
-    resumed = answer(value, _approval("approved"), said)["edited_action"]["args"]
+    resumed = _answer(value, _approval("approved"), said)["edited_action"]["args"]
     assert resumed == {"amount": 12, "card": "4242", "to": [{"a/b": "bob"}, "eve"]}
     assert masked["pin"] == "hidden"
 
 
 @pytest.mark.parametrize("status", ["expired", "cancelled", "lapsed"])
 def test_what_nobody_answered_is_a_no(status):
-    assert answer([INBOX], _approval(status), _said(APPROVED)) == [{"type": "ignore", "args": None}]
-    for said in answer(BATCH, _approval(status), _said(APPROVED, APPROVED))["decisions"]:
+    assert _answer([INBOX], _approval(status), _said(APPROVED)) == [{"type": "ignore", "args": None}]
+    for said in _answer(BATCH, _approval(status), _said(APPROVED, APPROVED))["decisions"]:
         assert said["type"] == "reject"
         assert said["message"].endswith(".")
-    assert answer(CALL, _approval(status), _said(APPROVED))["type"] == "reject"
-    assert answer("Go on?", _approval(status), _said(APPROVED)) is False
+    assert _answer(CALL, _approval(status), _said(APPROVED))["type"] == "reject"
+    assert _answer("Go on?", _approval(status), _said(APPROVED)) is False
+
+
+def test_a_no_is_no_answer_where_that_has_a_form():
+    for status, said in (("rejected", REJECTED), ("expired", APPROVED)):
+        assert _answer("How many?", _approval(status), _said(said), {"type": "integer"}) is WAITING
+    assert _answer("How many?", _approval("answered"), _said(RESPONDED), {"type": "integer"}) == {"n": 1}
 
 
 @pytest.mark.parametrize("status", ["pending", "superseded", "something newer"])
 def test_what_is_not_decided_waits(status):
-    assert answer(CALL, _approval(status), _said(APPROVED)) is WAITING
+    assert _answer(CALL, _approval(status), _said(APPROVED)) is WAITING
 
 
 # Where it is asked

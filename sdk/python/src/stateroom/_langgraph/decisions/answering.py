@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from langgraph.types import Interrupt
 from msgspec import UNSET
 
 from stateroom._approvals.shapes import Approval, ApprovalAction, ApprovalContent
@@ -25,14 +26,15 @@ _UNANSWERED: Final = {
 _ANSWERED: Final = frozenset({"approved", "answered", "rejected", "consumed"})
 
 
-def answer(value: Any, approval: Approval, content: ApprovalContent) -> Any:
-    """What the interrupt of a value is resumed with; ``WAITING``: with nothing, yet.
+def answer(interrupt: Interrupt[Any], approval: Approval, content: ApprovalContent) -> Any:
+    """What an interrupt is resumed with; ``WAITING``: with nothing, yet.
 
     Args:
-        value: What the graph asked.
+        interrupt: What the graph asked.
         approval: How that stands.
         content: What was decided.
     """
+    value = interrupt.value
     over = _UNANSWERED.get(approval.status)
     if over is None and approval.status not in _ANSWERED:
         return WAITING
@@ -47,7 +49,7 @@ def answer(value: Any, approval: Approval, content: ApprovalContent) -> Any:
         case "call":
             return _decision(content.actions[0], value["args"], over)
         case "value":
-            return _value(content.actions[0], over)
+            return _value(content.actions[0], over, is_free=interrupt.response_schema is None)
 
 
 def _decision(action: ApprovalAction, asked: Mapping[str, Any], over: str | None) -> dict[str, Any]:
@@ -75,10 +77,11 @@ def _inbox(action: ApprovalAction, asked: Mapping[str, Any], over: str | None) -
     return {"type": "accept", "args": None}
 
 
-def _value(action: ApprovalAction, over: str | None) -> Any:
-    if over is not None or action.verdict == "reject":
-        return False
-    return action.response if action.verdict == "respond" else True
+def _value(action: ApprovalAction, over: str | None, *, is_free: bool) -> Any:
+    if over is None and action.verdict == "respond":
+        return action.response
+    # Where an answer has a form, neither a no nor a yes has one: False would pass for the number 0.
+    return (over is None and action.verdict != "reject") if is_free else WAITING
 
 
 def _text(action: ApprovalAction) -> str:

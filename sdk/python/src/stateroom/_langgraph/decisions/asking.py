@@ -97,7 +97,7 @@ class DecisionRules:
             case "value":
                 kind, schema = "input", interrupt.response_schema
                 actions = [NewAction(tool=VALUE_TOOL, args={"value": _plain_value(value)})]
-                allowed = ["respond", "reject"] if schema else ["approve", "reject", "respond"]
+                allowed = ["approve", "reject", "respond"] if schema is None else ["respond"]
         made = NewApproval(
             external_id=interrupt.id, actions=actions, kind=kind, response_schema=schema,
             expires_seconds=self._expires_seconds, allowed=allowed, agent=agent,

@@ -128,7 +128,7 @@ class Deciding:
 
 
 def _note(decided: Decided, interrupt: Interrupt[Any], approval: Approval, content: ApprovalContent) -> None:
-    value = answer(interrupt.value, approval, content)
+    value = answer(interrupt, approval, content)
     if value is WAITING:
         decided.waiting[interrupt.id] = approval
     else:
