@@ -9,6 +9,7 @@ import operator
 from decimal import Decimal
 from typing import Annotated, TypedDict
 
+import msgspec
 import pytest
 from langchain_core.tools import InjectedToolCallId, tool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -16,6 +17,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Interrupt, Send, interrupt
 from pydantic import BaseModel, Field, field_validator
 
+from sdk.python.tests.fakes import packed
 from stateroom import Approval, ApprovalAction, ApprovalContent, NewAction
 from stateroom._langgraph.columns import ConfigIds
 from stateroom._langgraph.decisions.answering import WAITING, answer
@@ -266,6 +268,30 @@ def test_what_is_not_decided_waits(status):
 
 
 # Where it is asked
+
+
+def test_the_innermost_write_brings_an_approval_and_the_outer_ones_name_it(saver_to):
+    bodies = []
+
+    def gateway(request):
+        bodies.append(msgspec.msgpack.decode(request.content))
+        return packed({"stored": 1, "unchanged": 0}, 201)
+
+    inner, outer = "n:7d66234c-ad73-ffc8-9c75-911a90b8fa77", ""
+    raised = [("__interrupt__", (Interrupt("Go on?", "a" * 32), Interrupt("And then?", "b" * 32)))]
+    for saver in (saver_to(gateway, decisions=DecisionRules(), agent="bank"), saver_to(gateway)):
+        for namespace in (inner, outer, inner):
+            there = {"thread_id": "t", "checkpoint_ns": namespace, "checkpoint_id": "c"}
+            saver.put_writes({"configurable": there}, raised, "7d66234c-ad73-ffc8-9c75-911a90b8fa77")
+    asked, named, again, *without = bodies
+    brought = [(each["external_id"], each["agent"]) for each in asked["approvals"]]
+    assert brought == [("a" * 32, "bank"), ("b" * 32, "bank")]
+    assert asked["approvals"][0]["actions"] == [{"tool": "interrupt", "args": {"value": "Go on?"}}]
+    assert asked["approvals"] == again["approvals"]
+    assert "approval_refs" not in asked
+    assert (named["approval_refs"], "approvals" in named) == (["a" * 32, "b" * 32], False)
+    assert len(without) == 3
+    assert not any({"approvals", "approval_refs"} & body.keys() for body in without)
 
 
 class State(TypedDict):
