@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final, Generic, Literal, TypeVar
 from uuid import UUID
 
@@ -43,6 +43,7 @@ VERIFIED_KEYS_MAX = 10_000  # about 5 MB
 USED_AT_SECONDS = 60.0  # last_used_at says "when, to the minute"; more would be a write per request
 _SCHEME = b"bearer "
 _IMPLIED_BY: Final[dict[Permission, Permission]] = {"approval:open": "approval:decide"}  # who decides sees what about
+_NEVER: Final = datetime.max.replace(tzinfo=UTC)  # a key that was made then is younger than every question
 _HEARS: Final = frozenset({"event:read", "tenant:admin"})
 
 _log = structlog.get_logger()
@@ -57,7 +58,11 @@ Restamp = Callable[[list[tuple[ApiKeyRecord, ApiKeyRecord]]], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """An authenticated caller. ``grants`` is what keys that it makes may be allowed."""
+    """An authenticated caller.
+
+    ``grants`` is what keys that it makes may be allowed. ``principal`` is who stands behind the key, by whom votes are
+    counted; ``made_by`` is the key that made it, where that is known.
+    """
 
     key_id: str
     kind: Literal["subject", "service", "operator"]
@@ -67,6 +72,9 @@ class Principal:
     expires_at: datetime | None
     grants: frozenset[str] = frozenset()
     suspended: bool = False
+    principal: str = ""
+    created_at: datetime = _NEVER
+    made_by: str | None = None
 
     @property
     def actor(self) -> str:
@@ -192,6 +200,8 @@ class Authenticator:
             record.expires_at,
             frozenset(record.grants),
             record.suspended,
+            record.key_id,
+            record.created_at,
         )
 
     def forget(self, key_id: str) -> None:

@@ -23,6 +23,7 @@ from gateway.wire.base import (
     Word,
 )
 from gateway.wire.items.items import ItemWrite
+from gateway.wire.thread_ledgers.approvals import ApprovalRefs, Approvals
 
 
 class Model(Request, omit_defaults=True):
@@ -114,7 +115,8 @@ class SaveRequest(Request):
     declares that an older parent is meant. ``delta_channels`` names channels whose value is rebuilt from
     ancestors' pending writes. ``state_holes`` (MessagePack only): offsets of placeholders in members of ``state``;
     ``state_leaves`` says what large leaves in them are. ``items`` are put in the same transaction: all of them and the
-    checkpoint, or nothing.
+    checkpoint, or nothing; and so is what people are asked, ``approvals``. ``approval_refs`` are names of questions of
+    namespaces below, which are asked there.
     """
 
     state: dict[Name, Raw] | UnsetType = UNSET
@@ -138,6 +140,8 @@ class SaveRequest(Request):
     delta_channels: list[Name] = []
     fork: bool = False
     items: Annotated[list[ItemWrite], Meta(max_length=100)] = []
+    approvals: Approvals = []
+    approval_refs: ApprovalRefs = []
 
 
 class LongList(Response):
@@ -352,6 +356,8 @@ class WritesRequest(Request):
     """Pending writes of one task against a checkpoint, which need not exist yet.
 
     ``state_schema`` and ``state_version`` say what they are written at; absent: at their checkpoint's version.
+    ``approvals``: what people are asked, in the same transaction. ``approval_refs`` are names of questions of
+    namespaces below, which are asked there.
     """
 
     writes: Annotated[list[WriteIn], Meta(max_length=1000)]
@@ -360,6 +366,8 @@ class WritesRequest(Request):
     status: Status | None = None
     state_schema: Word | None = None
     state_version: StateVersionNumber | None = None
+    approvals: Approvals = []
+    approval_refs: ApprovalRefs = []
 
 
 class WritesReceipt(Response):

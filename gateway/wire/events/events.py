@@ -14,6 +14,10 @@ EventType = Literal[
     "thread.deleted",
     "thread.archived",
     "thread.restored",
+    "approval.created",
+    "approval.decided",
+    "approval.expired",
+    "approval.superseded",
     "job.ended",
     "key.created",
     "key.revoked",
@@ -28,7 +32,7 @@ class EventStream(Response):
     ``incarnation`` tells a thread from an earlier one of the same id.
     """
 
-    kind: Literal["thread", "job", "tenant"]
+    kind: Literal["thread", "approval", "job", "tenant"]
     id: str
     incarnation: str
 

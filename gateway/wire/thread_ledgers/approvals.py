@@ -35,7 +35,7 @@ class NewApprovalAction(Request):
     tool: Name
     args: Raw
     tool_digest: Digest | None = None
-    args_schema: Raw | None = None
+    args_schema: Raw | UnsetType = UNSET
     hide: Annotated[list[Pointer], Meta(max_length=64)] = []
     description: Text | None = None
 
@@ -53,10 +53,14 @@ class NewApproval(Request):
     kind: ApprovalKind = "tool_call"
     message: Text | None = None
     display: Text | None = None
-    response_schema: Raw | None = None
+    response_schema: Raw | UnsetType = UNSET
     expires_seconds: Annotated[int, Meta(ge=60, le=30 * 86_400)] | None = None
-    allowed: Annotated[list[VerdictWord], Meta(min_length=1, max_length=4)] = ["approve", "reject"]
+    allowed: Annotated[tuple[VerdictWord, ...], Meta(min_length=1, max_length=4)] = ("approve", "reject")
     agent: Name | None = None
+
+
+Approvals = Annotated[list[NewApproval], Meta(max_length=64)]
+ApprovalRefs = Annotated[list[Name], Meta(max_length=64)]
 
 
 class ApprovalActionState(Response):

@@ -72,4 +72,6 @@ def test_every_problem_that_an_answer_can_be_is_declared() -> None:
         if "application/problem+json" in answer.get("content", {})
     }
     # A thread that is written to stops its archiving, which a job does: it is an error of the job.
-    assert KINDS.keys() - declared == {"thread-active"}
+    # Whoever begins an effect is told of its approval; of that there is no operation yet.
+    of_effects = {f"approval-{each}" for each in ("consumed", "lapsed", "rejected", "required", "undecided")}
+    assert KINDS.keys() - declared == {"thread-active", *of_effects}
