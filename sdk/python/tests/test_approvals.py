@@ -6,6 +6,7 @@ import pytest
 
 from sdk.python.tests.fakes import API_KEY, URL, FakeAsyncClock, FakeClock, Script, packed, problem
 from stateroom import (
+    Action,
     ActionChanged,
     ApprovalDecided,
     ApprovalExpired,
@@ -19,6 +20,7 @@ from stateroom import (
     NewAction,
     NewApproval,
     Verdict,
+    action_hash,
 )
 
 ID = "01988d42-6f70-7182-9304-5e6f70819203"
@@ -37,9 +39,16 @@ def approval(status="pending", **more):
     )  # fmt: skip
 
 
-def content(**answer):
-    action = {"tool": "pay", "args": {"amount": 1200}, "action_hash": HASH, **answer}
-    return packed({"approval_id": ID, "action_hash": HASH, "external_id": "pay-1", "actions": [action]})
+ASKED = action_hash(Action(tool="pay", args={"amount": 1200}, thread_id="t", subject_id="u", agent=None)).hex()
+
+
+def content(name="pay-1", **answer):
+    action = {"tool": "pay", "args": {"amount": 1200}, "action_hash": ASKED, **answer}
+    return packed({"approval_id": ID, "action_hash": HASH, "external_id": name, "actions": [action]})
+
+
+def listed(*approvals):
+    return packed({"approvals": [msgspec.msgpack.decode(each.content) for each in approvals], "next_cursor": None})
 
 
 def saved(**more):
@@ -160,7 +169,12 @@ def test_waiting_goes_on_behind_an_outage_but_not_if_nothing_ever_answered():
 
 def test_a_plain_agent_asks_with_the_save_and_is_told_what_may_be_done():
     script, client = client_of(
-        saved(approvals=[ID]), approval("approved"), content(verdict="edit", edited_args={"amount": 900}), subject="u"
+        saved(),
+        listed(approval()),
+        content(),
+        approval("approved"),
+        content(verdict="edit", edited_args={"amount": 900}, action_hash=HASH),
+        subject="u",
     )
     thread = client.thread("t", agent="payer")
     answer = thread.ask({"todo": 1}, QUESTION)
@@ -179,8 +193,25 @@ def test_a_plain_agent_asks_with_the_save_and_is_told_what_may_be_done():
 
 @pytest.mark.parametrize("status", ["rejected", "expired", "superseded", "pending", "consumed"])
 def test_a_plain_agent_does_nothing_that_is_not_approved(status):
-    _, client = client_of(saved(approvals=[ID]), approval(status), content(verdict="approve"), subject="u")
+    found = listed(approval(status)) if status != "superseded" else listed(approval())
+    answers = (saved(), found, content(), approval(status), content(verdict="approve"))
+    _, client = client_of(*answers, subject="u")
     assert not client.thread("t").ask({}, QUESTION, timeout_seconds=0).is_approved
+
+
+def test_a_question_is_known_again_by_its_name_and_its_action():
+    others = [
+        content("pay-2"),
+        content(action_hash="00" * 32),  # another action under its name
+        content(verdict="approve"),
+    ]
+    found = listed(approval("superseded"), approval("approved"), approval("approved"), approval("approved"))
+    script, client = client_of(saved(), found, *others, approval("approved"), content(verdict="approve"), subject="u")
+    assert client.thread("t").ask({}, QUESTION).is_approved
+    assert [each.url.path for each in script.requests].count(f"/v1/approvals/{ID}/content") == 4
+    _, client = client_of(saved(), found, content("pay-2"), subject="u")
+    with pytest.raises(ApprovalNotFound):
+        client.thread("t").ask({}, QUESTION)
 
 
 def test_a_plain_agent_asks_about_one_action():
@@ -197,7 +228,9 @@ def test_a_save_without_a_question_says_nothing_of_approvals():
 
 
 async def test_the_async_client_does_the_same():
-    script = Script(saved(approvals=[ID]), approval("answered"), content(verdict="respond", response="42"))
+    script = Script(
+        saved(), listed(approval()), content(), approval("answered"), content(verdict="respond", response="42")
+    )
     client = AsyncClient(URL, API_KEY, subject="u", transport=script.transport, clock=FakeAsyncClock())
     answer = await client.thread("t").ask({}, QUESTION)
     assert not answer.is_approved

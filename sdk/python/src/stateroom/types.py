@@ -207,7 +207,6 @@ class SaveReceipt(msgspec.Struct, kw_only=True):
         created_at: When it was stored.
         created: False when the very same save had been stored before.
         needs_compaction: The lists that are longer than a save policy of the tenant, or of the agent, wants them.
-        approvals: The ids of the approvals that it asked for, in their order, made now or before.
     """
 
     thread_id: str
@@ -220,7 +219,6 @@ class SaveReceipt(msgspec.Struct, kw_only=True):
     created_at: datetime
     created: bool
     needs_compaction: tuple[LongList, ...] = ()
-    approvals: tuple[str, ...] = ()
 
 
 class PendingWrite(msgspec.Struct, kw_only=True):

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from datetime import UTC, datetime
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
-from stateroom._approvals.asked import Asked
+from stateroom._approvals.asked import Asked, is_about, is_asked_here
 from stateroom._approvals.async_approvals import AsyncApprovals
 from stateroom._approvals.shapes import NewApproval
 from stateroom._artifacts.async_ranges import AsyncCarrier
@@ -28,7 +28,7 @@ from stateroom._threads.steps import ThreadOptions, ThreadSteps
 from stateroom._threads.trajectories import Lines, StepT, TrajectoryStep, Wanted, step_lines
 from stateroom._workspaces.async_workspace import AsyncWorkspace
 from stateroom.async_artifacts import AsyncArtifacts
-from stateroom.errors import GatewayUnavailable, InvalidRequest
+from stateroom.errors import ApprovalNotFound, GatewayUnavailable, InvalidRequest
 from stateroom.types import (
     CheckpointInfo,
     CheckpointOptions,
@@ -167,15 +167,18 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
             The answer. Do what was approved with ``args`` and nothing else: a person may have edited them.
 
         Raises:
+            ApprovalNotFound: Another writer to the thread asked something else in its place.
             StateroomError: As ``save``, and as ``client.approvals.wait`` and ``open``. It takes ``approval:read`` and
                 ``approval:open``, for the key's own subject.
         """
         refuse_unknown("ask", options, SaveOptions)
-        receipt = await self.save(state, **self._asking(approval, options))
+        await self.save(state, **self._asking(approval, options))
         approvals = AsyncApprovals(self._client)
-        [asked] = receipt.approvals
-        decided = await approvals.wait(asked, timeout_seconds=timeout_seconds)
-        return Asked(decided, await approvals.open(asked))
+        async for each in approvals.list(thread=self.thread_id):
+            if is_asked_here(each, self.namespace) and is_about(each, await approvals.open(each.approval_id), approval):
+                decided = await approvals.wait(each.approval_id, timeout_seconds=timeout_seconds)
+                return Asked(decided, await approvals.open(each.approval_id))
+        raise ApprovalNotFound("another writer to the thread asked something else in its place")
 
     async def complete(
         self, state: StateT, *, vectors: Mapping[str, ItemVectors] | None = None, **options: Unpack[SaveOptions]

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
 
 from stateroom._approvals.approvals import Approvals
-from stateroom._approvals.asked import Asked
+from stateroom._approvals.asked import Asked, is_about, is_asked_here
 from stateroom._approvals.shapes import NewApproval
 from stateroom._artifacts.ranges import Carrier
 from stateroom._io.blocking import finished
@@ -29,7 +29,7 @@ from stateroom._threads.steps import ThreadOptions, ThreadSteps
 from stateroom._threads.trajectories import Lines, StepT, TrajectoryStep, Wanted, step_lines
 from stateroom._workspaces.workspace import Workspace
 from stateroom.artifacts import Artifacts
-from stateroom.errors import GatewayUnavailable, InvalidRequest
+from stateroom.errors import ApprovalNotFound, GatewayUnavailable, InvalidRequest
 from stateroom.types import (
     CheckpointInfo,
     CheckpointOptions,
@@ -166,15 +166,18 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
             The answer. Do what was approved with ``args`` and nothing else: a person may have edited them.
 
         Raises:
+            ApprovalNotFound: Another writer to the thread asked something else in its place.
             StateroomError: As ``save``, and as ``client.approvals.wait`` and ``open``. It takes ``approval:read`` and
                 ``approval:open``, for the key's own subject.
         """
         refuse_unknown("ask", options, SaveOptions)
-        receipt = self.save(state, **self._asking(approval, options))
+        self.save(state, **self._asking(approval, options))
         approvals = Approvals(self._client)
-        [asked] = receipt.approvals
-        decided = approvals.wait(asked, timeout_seconds=timeout_seconds)
-        return Asked(decided, approvals.open(asked))
+        for each in approvals.list(thread=self.thread_id):
+            if is_asked_here(each, self.namespace) and is_about(each, approvals.open(each.approval_id), approval):
+                decided = approvals.wait(each.approval_id, timeout_seconds=timeout_seconds)
+                return Asked(decided, approvals.open(each.approval_id))
+        raise ApprovalNotFound("another writer to the thread asked something else in its place")
 
     def complete(
         self, state: StateT, *, vectors: Mapping[str, ItemVectors] | None = None, **options: Unpack[SaveOptions]
