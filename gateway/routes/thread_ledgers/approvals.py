@@ -17,7 +17,7 @@ from gateway.authentication.principals import INBOX, SUBJECT, Principal, asserte
 from gateway.http.cursors import PageQuery
 from gateway.http.exchange import PRINCIPAL_HEADER, Answer, path_uuid
 from gateway.problems import InvalidRequest
-from gateway.routes.thread_ledgers.conversion import approval_out, content_out, verdicts_in
+from gateway.routes.thread_ledgers.conversion import approval_out, approvals_out, content_out, verdicts_in
 from gateway.routing.operations import Call, Operation
 from gateway.wire import base
 from gateway.wire.problems import Fault
@@ -25,6 +25,10 @@ from gateway.wire.thread_ledgers import approvals as wire
 from storage.approvals import model
 from storage.errors import ApprovalNotFound
 from storage.scope import Scope, TenantListing
+
+
+_PAGE_APPROVALS = 100  # each has up to 32 actions
+_ROW_BYTES = 64  # what an approval, and each of its actions, counts for where they are shown
 
 
 class ApprovalsQuery(PageQuery, kw_only=True, forbid_unknown_fields=True):
@@ -61,7 +65,7 @@ def _wanted(text: str) -> UUID:
     "GET /v1/approvals",
     reach=INBOX,
     summary="Approvals of the subject, or of a service key that names none of the tenant, newest first: how they "
-    "stand, and nothing of what they are about.",
+    "stand, and nothing of what they are about. Go on until next_cursor is null; pages may be short.",
     permission="approval:read",
     query=ApprovalsQuery,
     returns=wire.ApprovalPage,
@@ -72,10 +76,14 @@ async def list_approvals(call: Call[Scope | TenantListing]) -> Answer:
     filters = (query.status, query.agent, query.thread)
     cursor = call.cursor(query.cursor, call.scope.tenant_id, subject_id, *filters)
     before = None if cursor.after is None else UUID(cursor.after[0])
-    page = await call.store.approvals.list(call.scope, model.ApprovalQuery(*filters, before, query.limit))
+    page = await call.store.approvals.list(
+        call.scope, model.ApprovalQuery(*filters, before, min(query.limit, _PAGE_APPROVALS))
+    )
     after = None if page.next_before is None else (str(page.next_before),)
-    shown = wire.ApprovalPage(approvals=[approval_out(each) for each in page.approvals], next_cursor=cursor.next(after))
-    return call.exchange.reply(shown, compressed=True)
+    rows = sum(1 + len(each.actions) for each in page.approvals)
+    shown = await call.exchange.reservation.run(approvals_out(page.approvals), rows * _ROW_BYTES)
+    page_out = wire.ApprovalPage(approvals=shown, next_cursor=cursor.next(after))
+    return call.exchange.reply(page_out, compressed=True)
 
 
 @Operation(

@@ -21,6 +21,7 @@ from storage.model import NewAction, NewApproval, Value
 
 _MAPS = {0xDE, 0xDF}
 _INDEX_DIGITS_MAX = 6
+_SLICE_APPROVALS = 16  # of up to 32 actions
 
 
 # --- in -------------------------------------------------------------------------------------------------------------
@@ -41,13 +42,13 @@ def asked_in(sent: Sequence[wire.NewApproval], name: Format) -> Work[tuple[NewAp
 
 
 def _asked(sent: wire.NewApproval, name: Format, where: str) -> Work[NewApproval]:
-    parts = [part for each in sent.actions for part in (each.args, each.args_schema) if part is not UNSET]
-    size = sum(len(memoryview(part)) for part in parts)
-    if size > model.APPROVAL_CONTENT_BYTES_MAX:
-        raise LimitExceeded("APPROVAL_CONTENT_BYTES_MAX", model.APPROVAL_CONTENT_BYTES_MAX, size, where)
     actions = []
     for number, each in enumerate(sent.actions):
         actions.append((yield from _action(each, name, f"{where}/actions/{number}")))
+        yield
+    size = sum(len(each.args) + len(each.args_schema or b"") for each in actions)
+    if size > model.APPROVAL_CONTENT_BYTES_MAX:
+        raise LimitExceeded("APPROVAL_CONTENT_BYTES_MAX", model.APPROVAL_CONTENT_BYTES_MAX, size, where)
     return NewApproval(
         external_id=sent.external_id,
         actions=tuple(actions),
@@ -136,6 +137,16 @@ def approval_out(approval: model.Approval) -> wire.Approval:
         actions=[wire.ApprovalActionState.of(each) for each in approval.actions],
         votes=[wire.ApprovalVote.of(each) for each in approval.votes],
     )
+
+
+def approvals_out(approvals: Sequence[model.Approval]) -> Work[list[wire.Approval]]:
+    """How approvals stand, as the API shows them."""
+    shown = []
+    for each in approvals:
+        shown.append(approval_out(each))
+        if len(shown) % _SLICE_APPROVALS == 0:
+            yield
+    return shown
 
 
 def content_out(content: model.ApprovalContent, name: Format) -> Work[wire.ApprovalContent]:
