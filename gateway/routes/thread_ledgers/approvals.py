@@ -26,7 +26,6 @@ from storage.approvals import model
 from storage.errors import ApprovalNotFound
 from storage.scope import Scope, TenantListing
 
-
 _PAGE_APPROVALS = 100  # each has up to 32 actions
 _ROW_BYTES = 64  # what an approval, and each of its actions, counts for where they are shown
 
