@@ -180,7 +180,7 @@ class NewApproval:
         response_schema: The JSON schema of an answer, in JSON.
         expires_seconds: How long it waits; None: as long as the policy says.
         allowed: What may be said.
-        agent: The agent that asks; None: the save's, or the thread's.
+        agent: The agent that asks; None: the save's, or the thread's as it then is.
     """
 
     external_id: str
@@ -210,8 +210,8 @@ class Save:
     (`storage.schemas.tags`).
     ``makes_room``: with it a prune takes away far more than it stores, so that a quota of rows does not refuse it.
     ``fence``: that of the claim under which the caller goes on with the thread; None: it has none.
-    ``approvals``: what people are asked with it, by ``asker``; ``approval_refs``: external ids of what a namespace below
-    asked, of which nothing is stored.
+    ``approvals``: what people are asked with it, by ``asker``; ``approval_refs``: external ids of what a namespace
+    below asked, of which nothing is stored.
     """
 
     thread_id: str

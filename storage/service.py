@@ -20,6 +20,9 @@ from storage.administration.audit import Audit
 from storage.administration.jobs import ARCHIVE_KIND, RESTORE_KIND, Jobs, Runner
 from storage.administration.row_census import RowCounting
 from storage.administration.tenants import UNLIMITED, DefaultQuotas, Tenants
+from storage.approvals.consuming import Consuming
+from storage.approvals.policies import ApprovalPolicies
+from storage.approvals.verbs import Approvals
 from storage.archive.moving import Archives
 from storage.artifacts.rows import ArtifactRows
 from storage.artifacts.verbs import Artifacts
@@ -189,6 +192,9 @@ class Store:
         self.jobs = Jobs(self.unit_of_work, self.control, self.emitting)
         self.archives = Archives(Sealing(parts), objects, self.archive_writer, self.jobs, self.audit)
         access = Access(parts, self.archives, ArchiveViews(self.unit_of_work, objects))
+        self.approvals = Approvals(access, self.audit)
+        self.approval_policies = ApprovalPolicies(self.unit_of_work, self.audit, self.control)
+        self.consuming = Consuming(access)
         self.checkpoints = Checkpoints(access)
         self.threads = Threads(access)
         self.links = Links(access, self.threads)
@@ -271,6 +277,7 @@ class Store:
                 (
                     self.state_schemas.rows, self.adoptions.rows, self.save_policies.rows, every_policy,
                     self.jobs.rows, losses.rows, self.vector_policies.rows, self.events.rows,
+                    self.approval_policies.rows,
                 ),
             ),
         )  # fmt: skip

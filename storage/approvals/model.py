@@ -110,8 +110,8 @@ class Vote:
 class Approval:
     """How an approval stands, in clear columns: nothing of what it is about.
 
-    ``status`` is ``expired`` from the moment on at which it is over, also where that is not stored yet. ``namespace`` is
-    the root of the one that asked. ``client_share``: its content opens only with its thread's share, but for the
+    ``status`` is ``expired`` from the moment on at which it is over, also where that is not stored yet. ``namespace``
+    is the root of the one that asked. ``client_share``: its content opens only with its thread's share, but for the
     display text. A list of them has no ``votes``.
     """
 

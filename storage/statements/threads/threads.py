@@ -168,6 +168,9 @@ WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :threa
         "chunks",
         "archives",
         "thread_retention",
+        "approval_votes",
+        "approval_actions",
+        "approvals",
         "ledger_seals",
         "threads",
     )
