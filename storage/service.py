@@ -21,6 +21,7 @@ from storage.administration.jobs import ARCHIVE_KIND, RESTORE_KIND, Jobs, Runner
 from storage.administration.row_census import RowCounting
 from storage.administration.tenants import UNLIMITED, DefaultQuotas, Tenants
 from storage.approvals.consuming import Consuming
+from storage.approvals.expiring import Expiring
 from storage.approvals.policies import ApprovalPolicies
 from storage.approvals.verbs import Approvals
 from storage.archive.moving import Archives
@@ -73,6 +74,7 @@ from storage.retention.policies import RetentionPolicies
 from storage.retention.preview import RetentionPreview
 from storage.retention.rounds import Acts, Retaining
 from storage.schemas.adoptions import Adoptions
+from storage.schemas.edits import EditWork
 from storage.schemas.registry import StateSchemas
 from storage.schemas.save_policies import SavePolicies
 from storage.schemas.work import StateWork
@@ -192,9 +194,11 @@ class Store:
         self.jobs = Jobs(self.unit_of_work, self.control, self.emitting)
         self.archives = Archives(Sealing(parts), objects, self.archive_writer, self.jobs, self.audit)
         access = Access(parts, self.archives, ArchiveViews(self.unit_of_work, objects))
-        self.approvals = Approvals(access, self.audit)
+        self.workers = Workers(observer, steps_folder=options.steps_folder, traceable=options.traceable)
+        self.approvals = Approvals(access, self.audit, EditWork(self.workers))
         self.approval_policies = ApprovalPolicies(self.unit_of_work, self.audit, self.control)
         self.consuming = Consuming(access)
+        self.approvals_expiring = Expiring(access, self.audit)
         self.checkpoints = Checkpoints(access)
         self.threads = Threads(access)
         self.links = Links(access, self.threads)
@@ -226,7 +230,6 @@ class Store:
         self.retention_preview = RetentionPreview(self.unit_of_work, self.pruning, self.archives, self.control)
         acts = Acts(self.threads, self.pruning, self.archives, self.items.expiring, self.event_keeping)
         self.retaining = Retaining(self.unit_of_work, self.audit, clock, acts, self.control)
-        self.workers = Workers(observer, steps_folder=options.steps_folder, traceable=options.traceable)
         self.state_schemas = StateSchemas(self.unit_of_work, self.audit, clock, self.control, self.workers)
         self.adoptions = Adoptions(self.unit_of_work, self.audit, self.control, self.state_schemas)
         self.states = States(self.checkpoints, self.state_schemas, self.adoptions, StateWork(self.workers), observer)

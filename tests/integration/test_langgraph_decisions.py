@@ -13,7 +13,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Interrupt, Send
 
-from stateroom import ActionChanged, ApprovalRequired, Client, PermissionDenied, Verdict, acting_for
+from stateroom import ActionChanged, ApprovalRequired, Client, EditInvalid, PermissionDenied, Verdict, acting_for
 from stateroom.langgraph import StateroomSaver
 from stateroom.langgraph.decisions import DecisionRules, adecided, aresume, gated, resume
 
@@ -161,6 +161,18 @@ def test_of_two_sends_the_answered_one_goes_on(saver, person, config, pay, paid)
     decide(person, two, Verdict.reject("no"))
     assert resume(graph, saver, config)["paid"][1:] == ["A person rejected this call of pay. It was not made. no"]
     assert paid == [(1, "bob", "EUR")]
+
+
+def test_an_edit_is_what_is_done_if_the_tool_takes_it(saver, person, config, pay, paid):
+    graph = graph_of(lambda state: {"paid": [pay.invoke({"amount": 1200, "to": "bob"})]}, saver)
+    graph.invoke({"paid": []}, config)
+    [content] = asked(person, config)
+    for wrong in ({"amount": "many", "to": "bob", "currency": "EUR"}, {"amount": 9, "to": "bob"}):
+        with pytest.raises(EditInvalid, match="not what the tool takes"):
+            decide(person, content, Verdict.edit(wrong))
+    decide(person, content, Verdict.edit({"amount": 9, "to": "bob", "currency": "USD"}))
+    resume(graph, saver, config)
+    assert paid == [(9, "bob", "USD")]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
