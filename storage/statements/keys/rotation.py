@@ -419,6 +419,12 @@ FROM (
     WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND {_other("x.seal")}
     UNION ALL SELECT false, 1 FROM stateroom.item_scopes x
     WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND {_other("x.seal")}
+    UNION ALL SELECT x.client_share, 1 FROM stateroom.approvals x
+    WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND {_other("x.request")}
+    UNION ALL SELECT false, 1 FROM stateroom.approvals x
+    WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND {_other("x.display")}
+    UNION ALL SELECT false, 1 FROM stateroom.approvals x
+    WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND {_other("x.decision")}
     UNION ALL SELECT true, 1 FROM stateroom.archives x
     WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id
       AND ({_other("x.sealed")} OR x.key_versions <> ARRAY[('x' || encode(:version, 'hex'))::bit(32)::integer])

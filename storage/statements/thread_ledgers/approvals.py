@@ -311,3 +311,39 @@ REMOVE_POLICY = Statement(
     "DELETE FROM stateroom.approval_policies WHERE tenant_id = :tenant_id AND agent = :agent AND tool = :tool"
 )
 LOCK_POLICIES = Statement("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
+
+
+class StaleRow(msgspec.Struct, frozen=True):
+    """An approval with something that another key version sealed."""
+
+    thread_id: str
+    approval_id: UUID
+    client_share: bool
+    request: bytes
+    display: bytes | None
+    decision: bytes | None
+
+
+def _other(column: str) -> str:
+    return f"substring({column} FROM 9 FOR 4) <> :version"
+
+
+STALE = Statement(
+    f"""
+SELECT {columns(StaleRow)} FROM stateroom.approvals
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND (thread_id, approval_id) > (:thread_id, :approval_id)
+  AND ((NOT client_share AND {_other("request")}) OR {_other("display")} OR {_other("decision")})
+ORDER BY thread_id, approval_id LIMIT :page_rows
+""",
+    StaleRow,
+)
+RESEAL = Statement(f"""
+UPDATE stateroom.approvals SET request = :request, display = :display, decision = :decision,
+    key_version = ('x' || encode(substring(:request::bytea FROM 9 FOR 4), 'hex'))::bit(32)::integer
+WHERE {_ONE} AND request = :request_before AND decision IS NOT DISTINCT FROM :decision_before
+""")
+
+IS_ASKING = Statement(
+    f"SELECT true FROM stateroom.approvals WHERE {_PLACE} AND status = 'pending' LIMIT 1",
+    bool,
+)

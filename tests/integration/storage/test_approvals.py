@@ -561,3 +561,61 @@ async def test_a_damaged_policy_stops_who_asks(store, scope, database):
     with pytest.raises(IntegrityFailure):
         await ask(store, scope, question())
     assert await store.approval_policies.put(tenant, None, None, None) == []
+
+
+# --- what happens to all that is stored -----------------------------------------------------------------------------
+
+
+async def test_the_round_stores_what_is_over_once(store, scope):
+    one, two = await ask(store, scope, question("one"), question("two", action(args={"n": 2})))
+    assert await store.approvals_expiring.tenant(scope.tenant_id) == 0
+    await shortened(store, scope, one, -1.0)
+    assert await store.approvals_expiring.tenant(scope.tenant_id) == 1
+    assert await store.approvals_expiring.tenant(scope.tenant_id) == 0
+    found = await store.approvals.get(scope, one.approval_id)
+    assert (found.status, found.revision) == ("expired", one.revision + 2)
+    assert (await store.approvals.get(scope, two.approval_id)).status == "pending"
+    assert await audited(store, scope, f"approval:{one.approval_id}") == ["approval.expired"]
+
+
+async def test_a_thread_takes_its_approvals_along(store, scope, database):
+    (approval,) = await ask(store, scope, question())
+    await decide(store, scope, approval, "approve")
+    await store.threads.delete(scope, "t1")
+    with pytest.raises(ApprovalNotFound):
+        await store.approvals.get(scope, approval.approval_id)
+    for table in (*TABLES, "ledger_seals"):
+        left = f"DELETE FROM stateroom.{table} WHERE subject_id = $1 AND tenant_id = $2"  # noqa: S608
+        counted = await by_superuser(database, left, scope.subject_id, scope.tenant_id)
+        assert counted == "DELETE 0"
+    assert len(await ask(store, scope, question())) == 1
+
+
+async def test_a_copy_has_none(store, scope):
+    await ask(store, scope, question())
+    await store.threads.copy(scope, "t1", "t2")
+    assert await waiting(store, scope, "t2") == []
+    assert len(await waiting(store, scope)) == 1
+    assert (await ask(store, scope, question(), thread_id="t2"))[0].thread_id == "t2"
+
+
+async def test_a_rotation_seals_them_again_and_they_open(store, scope, database):
+    asked = [question(f"q{number}", action(args={"n": number}), display="shown") for number in range(20)]
+    first, *rest = await ask(store, scope, *asked)
+    await decide(store, scope, first, Verdict("approve", message="go"))
+    started = await store.rotation.rotate_subject(scope, "tester")
+    async with asyncio.timeout(60):
+        while (job := await store.jobs.get(TenantScope(scope.tenant_id), started.job_id)).state in {
+            "queued",
+            "running",
+        }:
+            await store.runner.run_due()
+            await asyncio.sleep(0)
+    assert (job.state, job.error, job.note) == ("done", None, None)
+    version = "SELECT FROM stateroom.approvals WHERE tenant_id = $1 AND key_version <> 2"
+    assert await by_superuser(database, version, scope.tenant_id) == "SELECT 0"
+    for approval in (first, *rest):
+        content = await store.approvals.open(scope, approval.approval_id, ADA)
+        assert content.display == "shown"
+    assert (await store.approvals.open(scope, first.approval_id, ADA)).actions[0].message == "go"
+    await consume(store, scope, act(scope, first, {"n": 0}))
