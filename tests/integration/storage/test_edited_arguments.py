@@ -16,7 +16,7 @@ SCHEMA = {
     "required": ["amount"],
     "additionalProperties": False,
 }
-deep = msgspec.Raw(b"\x91" * 300 + b"\xc0")
+deep = msgspec.Raw(b"\x91" * 400 + b"\xc0")
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ async def edits():
         (SCHEMA, {"amount": 1, "s3cr3t": 1}, "additionalProperties at /"),
         ({"type": "nonsense"}, {}, "its JSON Schema cannot be used: "),
         ({"$ref": "https://example.org/schema"}, {}, "its JSON Schema cannot be used: "),
-        ({"properties": {"amount": {"type": "array"}}}, {"amount": deep}, "they are nested too deeply"),
+        ({"properties": {"amount": {"const": 1}}}, {"amount": deep}, "they are nested too deeply"),
     ],
 )
 async def test_edited_arguments_are_what_the_tool_takes(edits, schema, args, wrong):
