@@ -14,7 +14,8 @@ from msgspec import structs
 from crypto import Field, Kind, OpenError, Sealer
 from storage.encoding import encode_msgpack
 from storage.errors import IntegrityFailure, LostRaceError
-from storage.format.thread_ledgers.seal import RowKind, row_mac
+from storage.format.chain import LiveSet
+from storage.format.thread_ledgers.seal import RowKind, member, row_mac
 from storage.postgres.unit_of_work import Transaction
 from storage.statements.thread_ledgers import approvals as sql
 from storage.statements.thread_ledgers.approvals import ActionRow, ApprovalRow, VoteRow
@@ -301,3 +302,29 @@ def check_rows(sealer: Sealer, thread_id: str, rows: Sequence[ApprovalRow | Acti
 def _check_changed(changed: int | None) -> None:
     if changed is None:
         raise LostRaceError
+
+
+def counted(sealer: Sealer, rows: Sequence[ApprovalRow | ActionRow | VoteRow]) -> LiveSet:
+    """What rows add up to in the seal of a ledger."""
+    found = LiveSet()
+    for row in rows:
+        found = found.add(member(sealer, _KINDS[type(row)], row.mac))
+    return found
+
+
+def check_parts(sealer: Sealer, thread_id: str, row: ApprovalRow, sealed: sql.SealedRow) -> None:
+    """Open what is sealed of an approval, but for what takes a client's share, and compare it with its row.
+
+    Raises:
+        IntegrityFailure: It is not what the row says.
+    """
+    for part in ("request", "display", "decision"):
+        envelope, expected = getattr(sealed, part), getattr(row, f"{part}_member")
+        if part == "request" and row.client_share:
+            continue
+        found = None
+        if envelope is not None:
+            content = open_part(sealer.without_share, thread_id, row.approval_id, part, envelope)
+            found = keyed(sealer, part.encode(), content)
+        if found != expected:
+            raise IntegrityFailure(f"its {part} is not what its row says")

@@ -40,8 +40,8 @@ _POLICIES: dict[str, tuple[str, str]] = {
     "operator_jobs": ("ALL", _OPERATORS_OWN),
 }
 _SUBJECT_TABLES = (
-    "approval_actions approval_votes approvals"
-    " archives artifact_refs artifacts blob_intents blob_refs blobs checkpoint_tags checkpoints chunks heads idempotency"
+    "approval_actions approval_votes approvals archives artifact_refs"
+    " artifacts blob_intents blob_refs blobs checkpoint_tags checkpoints chunks heads idempotency"
     " item_paths item_scopes item_vectors items ledger_seals pending_writes removed_threads subject_keys"
     " thread_retention threads upload_parts"
 )

@@ -55,6 +55,7 @@ from storage.tiers.hot import HotRows
 from storage.tiers.objects import ArchiveObjects
 from storage.tiers.rows import BEFORE_WRITES, write_key
 from storage.tiers.segments import open_directory, open_list, open_segments
+from storage.verification.approvals import verify_approvals
 from storage.verification.items import verify_items
 from storage.verification.report import FINDINGS_MAX, Code, Finding, Report
 
@@ -197,8 +198,15 @@ class Verification:
     async def _verify(self, scope: Scope, sealer: Sealer, thread_id: str, report: Report) -> bool:
         """Verify a thread in one snapshot; returns whether there was any trace of it."""
         while True:
+            damage: list[Finding] = []
             async with self._access.unit_of_work.snapshot(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
+                has_approvals = await verify_approvals(
+                    transaction,
+                    sealer,
+                    thread_id,
+                    lambda code, detail: damage.append(Finding(code=code, detail=detail, thread_id=thread_id)),  # noqa: B023
+                )
                 archived = await _read_archived(transaction, thread_id)
                 segmented = await _read_segmented(transaction, sealer, thread_id)
                 if archived is None:
@@ -210,7 +218,8 @@ class Verification:
                 found = True
             if segmented is not None:
                 await self._verify_segments(scope, sealer, segmented, report)
-            return found
+            report.findings += damage[:FINDINGS_MAX]
+            return found or has_approvals
 
     async def _verify_segments(self, scope: Scope, sealer: Sealer, segmented: "_Segmented", report: Report) -> None:
         """Verify a thread's segments; what moved since the snapshot was as it should be when it moved."""

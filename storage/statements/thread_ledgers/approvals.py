@@ -347,3 +347,4 @@ IS_ASKING = Statement(
     f"SELECT true FROM stateroom.approvals WHERE {_PLACE} AND status = 'pending' LIMIT 1",
     bool,
 )
+OPEN_COUNT = Statement(f"SELECT open_approvals FROM stateroom.threads WHERE {_PLACE}", int)

@@ -499,9 +499,11 @@ EDITS = {
 async def test_what_was_edited_outside_decides_nothing(store, scope, database, edit):
     approval, _ = await ask(store, scope, question(), question("other", kind="input"))
     said = await decision(store, scope, approval, "approve")
-    await by_superuser(database, edit, scope.subject_id)
+    assert (await store.verification.subject(scope)).findings == []
+    await by_superuser(database, f"{edit} AND tenant_id = $2", scope.subject_id, scope.tenant_id)
     with pytest.raises(IntegrityFailure):
         await store.approvals.decide(scope, said, ADA)
+    assert {each.code for each in (await store.verification.subject(scope)).findings} == {"approval"}
 
 
 async def by_superuser(database, statement, *values):
@@ -533,6 +535,7 @@ async def test_older_authentic_rows_put_back_are_noticed(store, scope, database)
         )
     with pytest.raises(IntegrityFailure):
         await consume(store, scope, act(scope, approval))
+    assert {each.code for each in (await store.verification.subject(scope)).findings} == {"approval"}
 
 
 # --- policies -------------------------------------------------------------------------------------------------------
