@@ -622,3 +622,74 @@ async def test_a_rotation_seals_them_again_and_they_open(store, scope, database)
         assert content.display == "shown"
     assert (await store.approvals.open(scope, first.approval_id, ADA)).actions[0].message == "go"
     await consume(store, scope, act(scope, first, {"n": 0}))
+
+
+async def test_no_approval_is_removed_or_archived_by_policy_while_it_waits(store, scope):
+    from storage.approvals.leaving import is_asking
+
+    (approval,) = await ask(store, scope, question())
+    found = []
+    for _ in range(2):
+        async with store.unit_of_work.snapshot(scope) as transaction:
+            found.append(await is_asking(transaction, "t1"))
+        if approval.status == "pending":
+            approval = await decide(store, scope, approval, "reject")
+    assert found == [True, False]
+
+
+async def test_an_event_tells_of_each_change_by_clear_columns_alone(store, scope, database):
+    store.emitting.learn(scope.tenant_id, is_on=True)
+    one, two = await ask(store, scope, question("one"), question("two", action(args={"n": 2})))
+    await decide(store, scope, one, "reject")
+    await shortened(store, scope, two, -1.0)
+    await store.approvals_expiring.tenant(scope.tenant_id)
+    (three,) = await ask(store, scope, question("three"))
+    await save(store, scope, "t1", content=state(x=[3]))
+    (four,) = await ask(store, scope, question("four"))
+    await store.threads.delete(scope, "t1")
+    import asyncpg
+
+    other = await asyncpg.connect(database.dsn(database.superuser_url))
+    try:
+        rows = await other.fetch(
+            "SELECT stream_id, type, status FROM stateroom.event_queue"
+            " WHERE tenant_id = $1 AND stream_kind = 'approval' ORDER BY event_id", scope.tenant_id,
+        )  # fmt: skip
+    finally:
+        await other.close()
+    told = {}
+    for row in rows:
+        told.setdefault(row["stream_id"], []).append((row["type"], row["status"]))
+    created = ("approval.created", "pending")
+    assert told == {
+        str(one.approval_id): [created, ("approval.decided", "rejected")],
+        str(two.approval_id): [created, ("approval.expired", "expired")],
+        str(three.approval_id): [created, ("approval.superseded", "superseded")],
+        str(four.approval_id): [created, ("approval.decided", "cancelled")],
+    }
+
+
+async def test_a_flood_of_decisions_settles_one(store, scope):
+    (approval,) = await ask(store, scope, question())
+    said = await decision(store, scope, approval, "approve")
+    voters = [Voter(f"key-{number}", f"p{number}", OLD) for number in range(30)]
+    ends = await asyncio.gather(
+        *(store.approvals.decide(scope, said, voter) for voter in voters), return_exceptions=True
+    )
+    assert sorted(type(end).__name__ for end in ends) == ["Approval"] + ["ApprovalDecided"] * 29
+    assert len((await store.approvals.get(scope, approval.approval_id)).votes) == 1
+
+
+async def test_a_shred_leaves_nothing_of_them(store, scope, database):
+    (approval,) = await ask(store, scope, question())
+    tenant = TenantScope(scope.tenant_id)
+    started = await store.shred.subject(scope, scope.subject_id, "tester")
+    async with asyncio.timeout(60):
+        while (await store.jobs.get(tenant, started.job_id)).state in {"queued", "running"}:
+            await store.runner.run_due()
+            await asyncio.sleep(0)
+    for table in TABLES:
+        left = f"SELECT FROM stateroom.{table} WHERE tenant_id = $1"
+        assert await by_superuser(database, left, scope.tenant_id) == "SELECT 0"
+    with pytest.raises(ApprovalNotFound):
+        await store.approvals.get(scope, approval.approval_id)
