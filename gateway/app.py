@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from uuid import UUID
 
 import structlog
 from uuid_utils import uuid7
@@ -42,6 +43,7 @@ from gateway.documents.page import page
 from gateway.events.hub import Hub
 from gateway.events.on_record import OnRecord
 from gateway.events.positions import Positions
+from gateway.events.undecided import Undecided
 from gateway.http.artifact_urls import ArtifactUrls
 from gateway.http.asgi import Message, Receive, Scope, Send
 from gateway.http.cursors import Cursors
@@ -62,6 +64,7 @@ from storage.concurrency.turns import loop_turn
 from storage.encoding import encode_json
 from storage.format.leaves import OFFLOAD_BYTES_MIN
 from storage.model import Bucket
+from storage.scope import TenantListing
 from storage.service import DEFAULT_OPTIONS, Store, StoreOptions
 
 # With gc.freeze(): twice the requests a second as by default, a seventh of the p99 (measured). The second number bounds
@@ -277,6 +280,12 @@ def documentation_page() -> bytes:
     return page(api_document("")).encode()
 
 
+async def _is_pending(store: Store, tenant_id: UUID, approval_id: UUID) -> bool:
+    """Whether an approval still waits for a decision; NotFound where there is none any more."""
+    approval = await store.approvals.get(TenantListing(tenant_id), approval_id)
+    return approval.status == "pending"
+
+
 def create_app(
     settings: Settings,
     *,
@@ -316,6 +325,7 @@ def create_app(
         cursors=Cursors(peppers),
         waiters=waiters,
         hub=Hub(store.events, authenticator, store.keys.check_stored, drain),
+        undecided=Undecided(functools.partial(_is_pending, store), drain),
         event_positions=Positions(peppers),
         listeners_on_record=OnRecord(),
         artifact_urls=ArtifactUrls(peppers),

@@ -53,6 +53,7 @@ async def in_the_background(services: Services, *, for_all: bool) -> AsyncIterat
         asyncio.create_task(_beat(store)),
         asyncio.create_task(services.readiness.keep_watching()),
         asyncio.create_task(services.hub.run()),
+        asyncio.create_task(services.undecided.run()),
         asyncio.create_task(store.row_quotas.keep_fresh(functools.partial(_row_quotas_failed, metrics))),
         asyncio.create_task(_repeat("history", ANCHOR_SECONDS, store.anchors.watch, ended, metrics)),
     ]

@@ -309,6 +309,40 @@ TABLE: dict[type[Exception], Kind] = {
         404, "checkpoint-not-found", "The thread and namespace have no such checkpoint."
     ),
     storage_errors.ItemNotFound: Kind(404, "item-not-found", "The subject has no such item, or its time is over."),
+    storage_errors.ApprovalNotFound: Kind(404, "approval-not-found", "There is no such approval that the key may see."),
+    storage_errors.ApprovalDecided: Kind(
+        409, "approval-decided",
+        "It was decided otherwise, cancelled or superseded: GET the approval. To be asked again is the agent's affair.",
+    ),
+    storage_errors.ActionChanged: Kind(
+        409, "action-changed",
+        "Something else is asked, or about to be done, than what was decided about: open the approval and decide about "
+        "that, or ask anew.",
+    ),
+    storage_errors.ApprovalUndecided: Kind(409, "approval-undecided", "Wait until somebody has decided."),
+    storage_errors.ApprovalRejected: Kind(409, "approval-rejected", "A person said no. Do something else, or ask."),
+    storage_errors.ApprovalConsumed: Kind(
+        409, "approval-consumed", "It was begun before; to do it another time takes another approval."
+    ),
+    storage_errors.ApprovalRequired: Kind(
+        409, "approval-required", "The tenant's policy asks for an approval of this tool: ask, and name the approval."
+    ),
+    storage_errors.ApprovalsExceeded: Kind(
+        409, "approvals-exceeded", "64 approvals of the thread wait: have some decided, or cancel them."
+    ),
+    storage_errors.ApprovalPoliciesExceeded: _CONFLICT,
+    storage_errors.ApprovalExpired: Kind(410, "approval-expired", "Nobody decided in time: the agent has to ask anew."),
+    storage_errors.ApprovalLapsed: Kind(
+        410, "approval-lapsed", "It was approved, and not begun in time: the agent has to ask anew."
+    ),
+    storage_errors.ApprovalNotYours: Kind(
+        403, "approval-not-yours",
+        "Somebody else approves: neither who asked, nor who approved already, nor a key that is younger than the "
+        "question. Everybody who may decide may say no.", title="Approval of somebody else",
+    ),
+    storage_errors.EditInvalid: Kind(
+        422, "edit-invalid", "Edited arguments must fit args_schema, and leave what is hidden as it is."
+    ),
     storage_errors.ArtifactNotFound: Kind(404, "artifact-not-found", "The subject has no such artifact."),
     storage_errors.UploadNotFound: Kind(
         404, "upload-not-found",
@@ -583,10 +617,6 @@ TABLE: dict[type[Exception], Kind] = {
     ),
     storage_errors.EffectsExceeded: Kind(
         409, "effects-exceeded", "The thread has as many effects as it may: go on in a new one.",
-    ),
-    storage_errors.ApprovalNotFound: Kind(404, "approval-not-found", "Check the approval's id."),
-    storage_errors.ApprovalRequired: Kind(
-        409, "approval-required", "A policy wants a person's approval first: ask for it, then start with approval_id.",
     ),
     storage_errors.ItemMoved: Kind(
         412, "item-moved", "Read the item (it is at revision; null: there is none), apply your change again, put it."

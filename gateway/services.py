@@ -13,6 +13,7 @@ from gateway.authentication.principals import Authenticator
 from gateway.events.hub import Hub
 from gateway.events.on_record import OnRecord
 from gateway.events.positions import Positions
+from gateway.events.undecided import Undecided
 from gateway.http.artifact_urls import ArtifactUrls
 from gateway.http.cursors import Cursors
 from gateway.readiness import Readiness
@@ -37,6 +38,7 @@ class Services:
     cursors: Cursors
     waiters: Waiters
     hub: Hub
+    undecided: Undecided
     event_positions: Positions
     listeners_on_record: OnRecord
     artifact_urls: ArtifactUrls

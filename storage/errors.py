@@ -293,6 +293,66 @@ class HeadExists(HeadMoved):
     """The namespace has a checkpoint, and the save was meant for one that has none."""
 
 
+class ApprovalNotFound(NotFound):
+    """There is no such approval in this scope."""
+
+
+class ApprovalExpired(StorageError):
+    """Nobody decided in time; the agent has to ask anew."""
+
+
+class ApprovalLapsed(StorageError):
+    """The approval was given, but what it allows was not begun in time; the agent has to ask anew."""
+
+
+class ApprovalNotYours(StorageError):
+    """Whoever asked does not approve, nor does a key that is younger than the question; somebody else has to."""
+
+
+class ApprovalDecided(Conflict):
+    """The approval does not wait for a decision any more."""
+
+    def __init__(self, status: str, decided_by: str | None = None, decided_at: datetime | None = None) -> None:
+        by = "" if decided_by is None else f" by {decided_by}"
+        at = "" if decided_at is None else f" at {decided_at:%Y-%m-%d %H:%M:%S} UTC"
+        super().__init__(f"the approval is {status}{by}{at}")
+        self.status = status
+        self.decided_by = decided_by
+        self.decided_at = decided_at
+
+
+class ActionChanged(Conflict):
+    """What is asked is not what the hash is of: look at it again, and decide about that."""
+
+
+class ApprovalUndecided(Conflict):
+    """The approval still waits for a decision."""
+
+
+class ApprovalRejected(Conflict):
+    """The action was not approved."""
+
+
+class ApprovalConsumed(Conflict):
+    """What the approval allows was begun before; it allows it once."""
+
+
+class ApprovalRequired(Conflict):
+    """A policy asks for an approval of this action, and none was named."""
+
+
+class ApprovalsExceeded(Conflict):
+    """The thread has as many approvals that wait as it may; decide or cancel some."""
+
+
+class ApprovalPoliciesExceeded(Conflict):
+    """The tenant has as many approval policies as it may; take some back."""
+
+
+class EditInvalid(StorageError):
+    """The edited arguments are not what the tool takes."""
+
+
 class ClaimLost(StorageError):
     """Somebody else has claimed the thread since: stop, load it, and claim it again if it is still yours to do."""
 
@@ -385,14 +445,6 @@ class EffectResolverStarted(StorageError):
 
 class EffectsExceeded(Conflict):
     """The thread has as many effects as it may; go on in a new one."""
-
-
-class ApprovalNotFound(NotFound):
-    """There is no such approval in this scope."""
-
-
-class ApprovalRequired(Conflict):
-    """A policy says that a person approves this first: ask for an approval, and start it with that."""
 
 
 class PreconditionRequired(StorageError):

@@ -141,6 +141,67 @@ class Idempotency:
     replay: Replay = field(default_factory=Replay, compare=False)
 
 
+ApprovalKind = Literal["tool_call", "input", "confirmation"]
+VerdictWord = Literal["approve", "reject", "edit", "respond"]
+
+
+@dataclass(frozen=True, slots=True)
+class NewAction:
+    """Something that an agent wants to do, about which people are asked.
+
+    Attributes:
+        tool: The tool's name.
+        args: Its arguments, a map in MessagePack, as the tool's schema leaves them, without what is injected.
+        tool_digest: SHA-256 of what the tool takes, in hex.
+        args_schema: The JSON schema of the arguments, in JSON.
+        hide: JSON pointers into the arguments, to what nobody is shown.
+        description: What the agent says of it.
+    """
+
+    tool: str
+    args: bytes
+    tool_digest: str | None = None
+    args_schema: bytes | None = None
+    hide: tuple[str, ...] = ()
+    description: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewApproval:
+    """What people are asked, stored in the transaction that stores the state which waits for the answer.
+
+    Attributes:
+        external_id: The name of the question: the same with the same actions is the same approval, with others it
+            supersedes the one before.
+        actions: What is asked about, 1 to 32.
+        kind: What sort of question it is.
+        message: The question.
+        display: What is shown without a client-held share; sealed without one.
+        response_schema: The JSON schema of an answer, in JSON.
+        expires_seconds: How long it waits; None: as long as the policy says.
+        allowed: What may be said.
+        agent: The agent that asks; None: the save's, or the thread's as it then is.
+    """
+
+    external_id: str
+    actions: tuple[NewAction, ...]
+    kind: ApprovalKind = "tool_call"
+    message: str | None = None
+    display: str | None = None
+    response_schema: bytes | None = None
+    expires_seconds: int | None = None
+    allowed: frozenset[VerdictWord] = frozenset({"approve", "reject"})
+    agent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who asks for approval: the API key, and its principal."""
+
+    key_id: str
+    principal: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
     """A checkpoint to save. ``checkpoint_id`` None: minted; ``parent`` None: the head; ``step`` None: parent's + 1.
@@ -149,6 +210,8 @@ class Save:
     (`storage.schemas.tags`).
     ``makes_room``: with it a prune takes away far more than it stores, so that a quota of rows does not refuse it.
     ``fence``: that of the claim under which the caller goes on with the thread; None: it has none.
+    ``approvals``: what people are asked with it, by ``asker``; ``approval_refs``: external ids of what a namespace
+    below asked, of which nothing is stored.
     """
 
     thread_id: str
@@ -174,6 +237,9 @@ class Save:
     searchable: tuple[str, ...] = ()
     makes_room: bool = False
     fence: int | None = None
+    approvals: tuple[NewApproval, ...] = ()
+    approval_refs: tuple[str, ...] = ()
+    asker: Asker | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -419,7 +485,7 @@ class TaskWrites:
 
     ``task_path`` is where the task stands in its graph. Each of ``writes`` has another ``idx``. ``status`` is the
     outcome of the checkpoint that the task makes; None: it makes none. ``state_schema`` None: they are at their
-    checkpoint's version. ``fence`` as in `Save`.
+    checkpoint's version. ``fence``, ``approvals``, ``approval_refs`` and ``asker`` as in `Save`.
     """
 
     thread_id: str
@@ -433,6 +499,9 @@ class TaskWrites:
     state_schema: str | None = None
     state_version: int | None = None
     fence: int | None = None
+    approvals: tuple[NewApproval, ...] = ()
+    approval_refs: tuple[str, ...] = ()
+    asker: Asker | None = None
 
     @property
     def tells_status(self) -> bool:

@@ -20,6 +20,10 @@ from storage.administration.audit import Audit
 from storage.administration.jobs import ARCHIVE_KIND, RESTORE_KIND, Jobs, Runner
 from storage.administration.row_census import RowCounting
 from storage.administration.tenants import UNLIMITED, DefaultQuotas, Tenants
+from storage.approvals.consuming import Consuming
+from storage.approvals.expiring import Expiring
+from storage.approvals.policies import ApprovalPolicies
+from storage.approvals.verbs import Approvals
 from storage.archive.moving import Archives
 from storage.artifacts.rows import ArtifactRows
 from storage.artifacts.verbs import Artifacts
@@ -72,6 +76,7 @@ from storage.retention.policies import RetentionPolicies
 from storage.retention.preview import RetentionPreview
 from storage.retention.rounds import Acts, Retaining
 from storage.schemas.adoptions import Adoptions
+from storage.schemas.edits import EditWork
 from storage.schemas.registry import StateSchemas
 from storage.schemas.save_policies import SavePolicies
 from storage.schemas.work import StateWork
@@ -191,10 +196,15 @@ class Store:
         self.jobs = Jobs(self.unit_of_work, self.control, self.emitting)
         self.archives = Archives(Sealing(parts), objects, self.archive_writer, self.jobs, self.audit)
         access = Access(parts, self.archives, ArchiveViews(self.unit_of_work, objects))
+        self.workers = Workers(observer, steps_folder=options.steps_folder, traceable=options.traceable)
+        self.approvals = Approvals(access, self.audit, EditWork(self.workers))
+        self.approval_policies = ApprovalPolicies(self.unit_of_work, self.audit, self.control)
+        self.consuming = Consuming(access)
+        self.approvals_expiring = Expiring(access, self.audit)
         self.checkpoints = Checkpoints(access)
         self.threads = Threads(access)
         self.claims = Claims(access, self.features, self.audit)
-        self.effects = Effects(access, self.features, self.audit)
+        self.effects = Effects(access, self.features, self.audit, self.consuming)
         self.links = Links(access, self.threads)
         self.pruning = Pruning(access)
         self.pieces = Pieces(access)
@@ -224,7 +234,6 @@ class Store:
         self.retention_preview = RetentionPreview(self.unit_of_work, self.pruning, self.archives, self.control)
         acts = Acts(self.threads, self.pruning, self.archives, self.items.expiring, self.event_keeping)
         self.retaining = Retaining(self.unit_of_work, self.audit, clock, acts, self.control)
-        self.workers = Workers(observer, steps_folder=options.steps_folder, traceable=options.traceable)
         self.state_schemas = StateSchemas(self.unit_of_work, self.audit, clock, self.control, self.workers)
         self.adoptions = Adoptions(self.unit_of_work, self.audit, self.control, self.state_schemas)
         self.states = States(self.checkpoints, self.state_schemas, self.adoptions, StateWork(self.workers), observer)
@@ -275,6 +284,7 @@ class Store:
                 (
                     self.state_schemas.rows, self.adoptions.rows, self.save_policies.rows, every_policy,
                     self.jobs.rows, losses.rows, self.vector_policies.rows, self.events.rows,
+                    self.approval_policies.rows,
                 ),
             ),
         )  # fmt: skip

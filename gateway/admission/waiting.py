@@ -1,4 +1,4 @@
-"""How many may wait for events at once: those who hold neither a place among requests nor a connection of the database.
+"""How many may wait for events or decisions at once: they hold neither a place among requests nor a connection.
 
 Owns the two counts. What they wait for, and for how long, is `gateway.events`'s affair.
 """
@@ -13,7 +13,7 @@ RETRY_SECONDS = 5.0  # one that waits lasts at least half a minute
 
 
 class TooManyWaiters(Refused):
-    """The tenant, or the process, has as many who wait for events as it may."""
+    """The tenant, or the process, has as many who wait as it may."""
 
     def __init__(self, detail: str) -> None:
         super().__init__("too-many-waiters", detail, RETRY_SECONDS)
@@ -43,10 +43,10 @@ class Waiters:
         own = self._by_tenant.get(tenant_id, 0)
         if own >= self.tenant_waiters_max:
             raise TooManyWaiters(
-                f"{self.tenant_waiters_max} of the tenant wait for events here; listen with fewer, and hand events on"
+                f"{self.tenant_waiters_max} of the tenant wait here; wait with fewer, and hand on what they are told"
             )
         if self.count >= self.waiters_max:
-            raise TooManyWaiters(f"{self.waiters_max:,} wait for events in this process; retry, or ask without waiting")
+            raise TooManyWaiters(f"{self.waiters_max:,} wait in this process; retry, or ask without waiting")
         self.count += 1
         self._by_tenant[tenant_id] = own + 1
         try:

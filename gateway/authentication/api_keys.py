@@ -31,8 +31,11 @@ from storage.model import EXPORT_PERMISSION, ApiKeyRecord
 EVENT_PERMISSION = "event:read"
 DECISION_PERMISSION = "approval:decide"
 OPERATOR_PERMISSIONS = frozenset({"operator", "decrypt-any"})
-SUBJECT_PERMISSIONS = frozenset({"state:read", "state:write", "state:delete", EXPORT_PERMISSION, DECISION_PERMISSION})
-_TENANT_PERMISSIONS = SUBJECT_PERMISSIONS | {EVENT_PERMISSION, "subject:act_as", "tenant:admin"}
+# To see what is asked, to open it, to decide it; and to name the person who does, which a backend of many people may.
+APPROVAL_PERMISSIONS = frozenset({"approval:read", "approval:open", "approval:decide", "approval:assert"})
+APPROVER = tuple(sorted(APPROVAL_PERMISSIONS - {"approval:assert"}))
+SUBJECT_PERMISSIONS = frozenset({"state:read", "state:write", "state:delete", EXPORT_PERMISSION, *APPROVER})
+_TENANT_PERMISSIONS = SUBJECT_PERMISSIONS | APPROVAL_PERMISSIONS | {EVENT_PERMISSION, "subject:act_as", "tenant:admin"}
 # A founding or a recovered key administers, and opens no state; it makes keys that do. The two exceptions to "no key
 # makes another that may do more than itself": an operator made it, who may do none of this.
 ADMINISTRATION = ("tenant:admin",)
@@ -83,9 +86,10 @@ def tenant_permissions(*, may_export: bool, may_hear: bool, may_decide: bool) ->
     Args:
         may_export: Whether no build runs that cannot list keys that export.
         may_hear: Whether none runs that cannot list keys that hear a tenant's events.
-        may_decide: Whether none runs that cannot list keys that decide.
+        may_decide: Whether none runs that cannot list keys that decide about approvals.
     """
-    unknown = {EXPORT_PERMISSION: may_export, EVENT_PERMISSION: may_hear, DECISION_PERMISSION: may_decide}
+    unknown = {EXPORT_PERMISSION: may_export, EVENT_PERMISSION: may_hear}
+    unknown |= dict.fromkeys(APPROVAL_PERMISSIONS, may_decide)
     return tuple(sorted(_TENANT_PERMISSIONS - {name for name, known in unknown.items() if not known}))
 
 

@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final, Generic, Literal, TypeVar
 from uuid import UUID
 
@@ -18,7 +18,7 @@ import structlog
 
 from gateway.authentication import api_keys
 from gateway.authentication.strangers import Strangers
-from gateway.http.exchange import SUBJECT_HEADER, Facts, decode_id, encode_id
+from gateway.http.exchange import PRINCIPAL_HEADER, SUBJECT_HEADER, Facts, decode_id, encode_id
 from gateway.problems import (
     InvalidRequest,
     PermissionDenied,
@@ -42,6 +42,8 @@ VERIFIED_SECONDS_MAX = 5.0  # how long a revoked key may still work in another p
 VERIFIED_KEYS_MAX = 10_000  # about 5 MB
 USED_AT_SECONDS = 60.0  # last_used_at says "when, to the minute"; more would be a write per request
 _SCHEME = b"bearer "
+_IMPLIED_BY: Final[dict[Permission, Permission]] = {"approval:open": "approval:decide"}  # who decides sees what about
+_NEVER: Final = datetime.max.replace(tzinfo=UTC)  # a key that was made then is younger than every question
 _HEARS: Final = frozenset({"event:read", "tenant:admin"})
 
 _log = structlog.get_logger()
@@ -56,7 +58,11 @@ Restamp = Callable[[list[tuple[ApiKeyRecord, ApiKeyRecord]]], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """An authenticated caller. ``grants`` is what keys that it makes may be allowed."""
+    """An authenticated caller.
+
+    ``grants`` is what keys that it makes may be allowed. ``principal`` is who stands behind the key, by whom votes are
+    counted; ``made_by`` is the key that made it, where that is known.
+    """
 
     key_id: str
     kind: Literal["subject", "service", "operator"]
@@ -66,6 +72,9 @@ class Principal:
     expires_at: datetime | None
     grants: frozenset[str] = frozenset()
     suspended: bool = False
+    principal: str = ""
+    created_at: datetime = _NEVER
+    made_by: str | None = None
 
     @property
     def actor(self) -> str:
@@ -191,6 +200,8 @@ class Authenticator:
             record.expires_at,
             frozenset(record.grants),
             record.suspended,
+            record.key_id,
+            record.created_at,
         )
 
     def forget(self, key_id: str) -> None:
@@ -244,8 +255,23 @@ def check_permission(principal: Principal, permission: Permission) -> None:
     Raises:
         PermissionDenied: it has not.
     """
-    if permission not in principal.permissions:
+    if principal.permissions.isdisjoint({permission, _IMPLIED_BY.get(permission, permission)}):
         raise PermissionDenied(f"this needs the permission {permission}")
+
+
+def asserted_principal(principal: Principal, facts: Facts) -> str | None:
+    """The person whom a backend names in Stateroom-Principal; None: it names nobody.
+
+    Raises:
+        PermissionDenied: The key may not name anybody.
+        InvalidRequest: It is no id.
+    """
+    named = facts.headers.get(PRINCIPAL_HEADER.lower().encode())
+    if named is None:
+        return None
+    check_permission(principal, "approval:assert")
+    fault = Fault(detail="is not the id of a person, plain or ~ and base64url", header=PRINCIPAL_HEADER)
+    return decode_id(named.decode("latin-1"), fault)
 
 
 def lists_tenant(principal: Principal, named: str | None) -> bool:
@@ -384,6 +410,12 @@ def _enter_hearing(principal: Principal, facts: Facts) -> SubjectScope | TenantS
     return _enter_subject(principal, facts)
 
 
+def _enter_inbox(principal: Principal, facts: Facts) -> SubjectScope | TenantListing:
+    if principal.kind == "service" and named_subject(facts) is None:
+        return TenantListing(_enter_tenant(principal, facts).tenant_id)
+    return _enter_subject(principal, facts)
+
+
 def _enter_tenant(principal: Principal, facts: Facts) -> TenantScope:
     scope = tenant_scope(principal)
     facts.access = (scope.tenant_id, principal.actor, "tenant")
@@ -401,6 +433,8 @@ LISTING: Final = Reach(_enter_listing, lists_tenant)
 """A subject, or with ``tenant:admin`` and without a subject the whole tenant; the operation decides what that gives."""
 HEARING: Final = Reach(_enter_hearing, hears_tenant)
 """A subject, or with ``event:read`` or ``tenant:admin`` and without a subject the whole tenant."""
+INBOX: Final = Reach(_enter_inbox)
+"""A subject, or for a service key that names none the whole tenant: what is asked of whoever may decide about it."""
 TENANT: Final = Reach(_enter_tenant)
 OPERATORS: Final = Reach(_enter_operators)
 CALLER: Final[Reach[None]] = Reach(lambda _principal, _facts: None)

@@ -4,6 +4,7 @@ Records are named values for people, listings are tables; with ``--json`` both a
 document a line. The SDK is imported when a connection is opened, so that every `--help` answers at once.
 """
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from gateway.cli.connection import Connection, Query
 
 
+_APPROVER_KEY = "STATEROOM_APPROVER_KEY"
 _FILE_ATTEMPT_SECONDS = 120.0  # without any progress on the connection
 _FILE_TOTAL_SECONDS = 24 * 3600.0
 
@@ -31,12 +33,21 @@ class Remote:
         operator: Whether it is called with the operator's key (STATEROOM_OPERATOR_KEY), not the tenant's
             (STATEROOM_API_KEY).
         as_json: Whether results are printed as JSON.
+        approver: Whether it is called with the approver's key (STATEROOM_APPROVER_KEY), where there is one.
     """
 
     url: str | None
     subject: str | None = None
     operator: bool = False
     as_json: bool = False
+    approver: bool = False
+
+    @property
+    def _credential(self) -> str:
+        if self.operator:
+            return "STATEROOM_OPERATOR_KEY"
+        given = any(os.environ.get(name) for name in (_APPROVER_KEY, f"{_APPROVER_KEY}_FILE"))
+        return _APPROVER_KEY if self.approver and given else "STATEROOM_API_KEY"
 
     def connect(self, *, attempt_seconds: float = 10.0, total_seconds: float | None = None) -> "Connection":
         """Open a connection.
@@ -50,9 +61,8 @@ class Remote:
         """
         from gateway.cli.connection import Connection
 
-        credential = "STATEROOM_OPERATOR_KEY" if self.operator else "STATEROOM_API_KEY"
         seconds = (attempt_seconds, attempt_seconds if total_seconds is None else total_seconds)
-        return Connection.open(self.url, credential=credential, subject=self.subject, seconds=seconds)
+        return Connection.open(self.url, credential=self._credential, subject=self.subject, seconds=seconds)
 
     def connect_for_files(self) -> "Connection":
         """Open a connection over which large files go, on slow lines, too.
@@ -125,6 +135,9 @@ def as_either(operator_help: str, *options: Callable[..., Any]) -> Callable[...,
 
 as_operator = gathered("remote", Remote, url_option, json_option, operator=True)
 as_tenant = gathered("remote", Remote, url_option, json_option)
+# Whom it acts for is what is said here alone: who decides for a tenant names no subject, whatever the environment says.
+_approver_subject = click.option("--subject", metavar="ID", help="Only this subject's; the key must act for it.")
+as_approver = gathered("remote", Remote, _approver_subject, url_option, json_option, approver=True)
 as_subject = gathered("remote", Remote, subject_option, url_option, json_option)
 # What prints nothing has no --json.
 as_silent_operator = gathered("remote", Remote, url_option, operator=True)

@@ -16,6 +16,7 @@ _ARTIFACT = "01988d40-2b3c-7d4e-9f50-6b7c8d9eaf10"
 _UPLOAD = "01988d41-3c4d-7e5f-8061-7c8d9eafb021"
 _CURSOR = "c2ZrN2oyZFE4bVpfd0F4OJGkdHJpcA"
 _CREATED, _LATER = "2026-03-01T09:00:00Z", "2026-03-01T09:04:12Z"
+_APPROVAL = "01988d43-7081-7293-9a15-afb0c1d2e304"
 _DIGEST = "sha-256=:n4bQgYhMfWWaL+qgxVrQFaO/TxsrC4Is0V1sFbDwCgg=:"
 _HASH = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 _PREVIOUS = "60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752"
@@ -42,6 +43,40 @@ _LISTED = {
     "delta_channels": [],
 }  # fmt: skip
 _WRITE = {"task_id": "book-flight", "idx": 0, "channel": "done", "value": "book the flight"}
+_ASKED_ARGS = {"flight": "TP 1234", "price_cents": 18_900}
+_APPROVAL_SHOWN = {
+    "approval_id": _APPROVAL, "subject_id": "user-42", "thread_id": "trip-7", "namespace": "", "checkpoint_id": _HEAD,
+    "run_id": "run-1", "agent": "travel", "kind": "tool_call", "status": "pending", "requested_by": "Xc9LpA4z7Qm2",
+    "requested_principal": "Xc9LpA4z7Qm2", "created_at": _LATER, "expires_at": "2026-03-08T09:04:12Z",
+    "valid_until": None, "decided_at": None, "decisions_needed": 1, "revision": 1, "client_share": False,
+    "has_display": False, "actions": [{"position": 0, "status": "pending", "verdict": None, "edited": False}],
+    "votes": [],
+}  # fmt: skip
+_APPROVAL_DECIDED = {
+    **_APPROVAL_SHOWN, "status": "approved", "valid_until": "2026-03-02T09:30:00Z",
+    "decided_at": "2026-03-01T09:30:00Z", "revision": 2,
+    "actions": [{"position": 0, "status": "approved", "verdict": "approve", "edited": False}],
+    "votes": [{"principal": "7Qm2Xc9LpA4z", "key_id": "7Qm2Xc9LpA4z", "verdict": "approve",
+               "at": "2026-03-01T09:30:00Z", "asserted": False}],
+}  # fmt: skip
+_APPROVAL_CONTENT: dict[str, Any] = {
+    "approval_id": _APPROVAL, "external_id": "book-flight", "action_hash": _HASH, "allowed": ["approve", "reject"],
+    "message": "Book this flight?", "display": None, "response_schema": None,
+    "actions": [
+        {"tool": "book_flight", "tool_digest": None, "args": _ASKED_ARGS, "args_schema": None, "hide": [],
+         "description": None, "action_hash": _PREVIOUS, "verdict": None}
+    ],
+    "withheld": False,
+}  # fmt: skip
+_APPROVAL_POLICY = {
+    "required": True, "decisions_needed": 2, "requester_may_approve": False, "edit_allowed": True,
+    "expires_seconds": 604_800, "valid_seconds": 900, "asserted_count": False,
+}  # fmt: skip
+_APPROVAL_POLICIES = {
+    "policies": [
+        {"agent": None, "tool": "book_flight", "policy": _APPROVAL_POLICY, "updated_at": _CREATED, "damaged": False}
+    ]
+}
 _CHECKPOINT = {
     **_LISTED,
     "state": {"plan": ["book the flight", "book the hotel"], "done": ["book the flight"]},
@@ -264,6 +299,8 @@ BODIES: dict[str, Any] = {
     },
     "finish_effect": {"execution": 1, "attempt": 1, "status": "done", "result": {"paid": 1200}},
     "resolve_effect": {"execution": 1, "happened": True},
+    "decide_approval": {"action_hash": _HASH, "verdicts": [{"verdict": "approve"}]},
+    "put_approval_policy": _APPROVAL_POLICY,
     "update_thread": {"strict": True, "agent": "travel"},
     "link_thread": {"thread_id": "trip-7", "checkpoint_id": _HEAD},
     "copy_thread": {"target_thread_id": "trip-8"},
@@ -324,6 +361,14 @@ ANSWERS: dict[str, Any] = {
         "paths": [{"paths": [["memories", "flights"]], "next_cursor": None}],
     },
     "read_events": {"events": [{**_EVENT, "cursor": _EVENT_CURSOR}], "cursor": _EVENT_CURSOR, "more": False},
+    "list_approvals": {"approvals": [_APPROVAL_SHOWN], "next_cursor": None},
+    "get_approval": _APPROVAL_DECIDED,
+    "open_approval": _APPROVAL_CONTENT,
+    "decide_approval": _APPROVAL_DECIDED,
+    "cancel_approval": {**_APPROVAL_SHOWN, "status": "cancelled", "revision": 2},
+    "list_approval_policies": _APPROVAL_POLICIES,
+    "put_approval_policy": _APPROVAL_POLICIES,
+    "delete_approval_policy": {"policies": []},
     "get_event_settings": _EVENT_SETTINGS,
     "put_event_settings": _EVENT_SETTINGS,
     "claim_thread": _CLAIM,

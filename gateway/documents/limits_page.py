@@ -19,6 +19,7 @@ from migrations.state import conditions, declarative, document, json_schemas, pa
 from migrations.state.worker import messages
 from storage import scope
 from storage.access import offload
+from storage.approvals import model as approval_model
 from storage.archive import moving as archives
 from storage.artifacts import model as artifact_model
 from storage.artifacts import part_uploads
@@ -247,6 +248,18 @@ SECTIONS: Final = {
             "effect-repeats",
         ),
     ),
+    "Approvals": (
+        Limit("APPROVAL_ACTIONS_MAX", approval_model, "actions of an [approval](approvals.md)", "invalid-request"),
+        Limit("APPROVAL_CONTENT_BYTES_MAX", approval_model, "all that is asked in one", "limit-exceeded"),
+        Limit("APPROVALS_PENDING_MAX", approval_model, "approvals of a thread that wait", "approvals-exceeded"),
+        Limit(
+            "APPROVALS_ENDED_MAX",
+            approval_model,
+            "those of it that are over",
+            "The next question removes the oldest ones.",
+        ),
+        Limit("APPROVAL_POLICIES_MAX", approval_model, "approval policies of a tenant", "conflict"),
+    ),
     "Items": (
         Limit("ITEM_LABELS_MAX", item_model, "labels of a [path](items.md)", "limit-exceeded"),
         Limit("ITEM_PATH_BYTES_MAX", item_model, "all labels of a path", "limit-exceeded"),
@@ -345,7 +358,12 @@ SECTIONS: Final = {
             "overloaded",
         ),
         Limit("TENANT_REQUESTS_IN_FLIGHT_MAX", limits, "requests of a tenant in a process", "tenant-busy"),
-        Limit("WAITERS_MAX", limits, "requests of a process that [wait for events](events.md)", "too-many-waiters"),
+        Limit(
+            "WAITERS_MAX",
+            limits,
+            "requests of a process that wait for [events](events.md) or [decisions](approvals.md#wait)",
+            "too-many-waiters",
+        ),
         Limit("TENANT_WAITERS_MAX", limits, "of a tenant in it", "too-many-waiters"),
         Limit("WAIT_SECONDS_MAX", limits, "how long each waits, but for streams (`wait_seconds`)", "invalid-request"),
         Limit(

@@ -135,6 +135,11 @@ _HEADERS: dict[str, dict[str, Any]] = {
         "not name is 409 state-schema-mismatch. Absent: as it was saved.",
         "example": "travel=2",
     },
+    "Stateroom-Principal": {
+        "schema": {"type": "string", "maxLength": 341},
+        "description": "The person who decides, as a backend of many people says (approval:assert): an id, as it is or "
+        "~ and its base64url.",
+    },
     "Last-Event-ID": {
         "schema": {"type": "string", "maxLength": 86},
         "description": "The id of the last line of a stream, or a cursor: events behind it; it wins over since.",

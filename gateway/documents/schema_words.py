@@ -11,6 +11,7 @@ PARAMETERS: dict[str, str] = {
     "after": "A step of the trajectory that is there already: only those after it.",
     "after_namespace": "With namespaces=all: the namespace of after; absent is the root.",
     "agent": "The program's name: only what is of this agent.",
+    "approval_id": "The approval's id.",
     "artifact_id": "The artifact's id.",
     "before": "Only checkpoints whose id is smaller, compared bytewise: older ones.",
     "channel": "A channel's name; give it once for each channel.",
@@ -62,13 +63,15 @@ PARAMETERS: dict[str, str] = {
     "tenant_id": "The tenant's id.",
     "thread": "A thread's id as it is: only what is about this thread.",
     "thread_id": "The thread's id. " + _ID,
+    "tool": "Of this tool; absent: of all.",
     "tier": "Only threads in this tier.",
     "token": "The signed token of the URL.",
     "types": "A type of events; give it once for each type. Absent: all of them.",
     "until": "Only checkpoints stored before this time (RFC 3339, with a zone).",
     "upload_id": "The upload's id.",
     "verify": "Whether the chain of hashes is computed again and compared before it is shown.",
-    "wait_seconds": "How long the answer may take until there is an event; then it has none, and a cursor.",
+    "wait_seconds": "How long the answer may take until there is an event, and then without one; or until the approval "
+    "is decided.",
     "view": "state: plain values; channels: the serialised bytes; none: neither.",
 }
 TAGS: dict[str, str] = {
@@ -89,6 +92,8 @@ TAGS: dict[str, str] = {
     "decrypt": "Break-glass reading by operators, on the record.",
     "retention": "How long threads are kept; legal holds.",
     "save_policies": "Which saves must name the head they follow, and when lists need compaction.",
+    "approvals": "What people are asked before agents act, and what they decide.",
+    "approval_policies": "How many must approve what, and for how long.",
     "vector_policies": "Whether vectors of items may be in clear.",
     "state_schemas": "Versions of agents' state, and migrations.",
     "transfer": "Export and import.",
@@ -96,7 +101,7 @@ TAGS: dict[str, str] = {
     "health": "Probes.",
     "docs": "The documentation itself.",
 }
-_UUIDS = frozenset({"tenant_id", "job_id", "artifact_id", "upload_id", "export_id"})
+_UUIDS = frozenset({"tenant_id", "job_id", "artifact_id", "upload_id", "export_id", "approval_id"})
 _BITS_32 = 2**31  # bounds of what fits an integer of 32 bits are at most this: some are not reached
 _PATTERN_END = r"\Z"  # Python's; ECMA-262, which JSON Schema goes by, has only $
 

@@ -42,6 +42,7 @@ SUBJECT_HEADER = "Stateroom-Subject"
 KNOWN_HEADER = "Stateroom-Known-Token"
 GIVEN_HEADER = "Stateroom-Thread-Token"
 SHARE_HEADER = "Stateroom-Client-Share"
+PRINCIPAL_HEADER = "Stateroom-Principal"
 VERSION_HEADER = "Accept-State-Version"
 VERSION_SCHEMAS_MAX = 100  # what one agent could possibly know
 CLIENT_SHARE_CHARACTERS = 44  # so that a share has one spelling
@@ -68,6 +69,7 @@ _ONCE = frozenset(
         b"if-none-match", b"idempotency-key", b"stateroom-subject", b"stateroom-known-token",
         b"stateroom-client-share", b"accept-state-version", b"range", b"if-range", b"content-digest",
         b"stateroom-artifact-name", b"stateroom-artifact-metadata", b"stateroom-artifact-preview", b"last-event-id",
+        b"stateroom-principal",
     }
 )  # fmt: skip
 

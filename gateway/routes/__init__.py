@@ -9,7 +9,7 @@ from gateway.routes.items import vector_policies
 from gateway.routes.items import verbs as items
 from gateway.routes.public import docs, health
 from gateway.routes.schemas import registry, save_policies
-from gateway.routes.thread_ledgers import claims, effects
+from gateway.routes.thread_ledgers import approval_policies, approvals, claims, effects
 from gateway.routing.operations import Route
 
 
@@ -28,6 +28,8 @@ GROUPS: dict[str, list[Route]] = {
     "effects": _of(effects),
     "items": _of(items),
     "events": _of(events),
+    "approvals": _of(approvals),
+    "approval_policies": _of(approval_policies),
     "admin": _of(credentials),
     "tenants": _of(tenants),
     "audit": audit.ROUTES,

@@ -11,7 +11,7 @@ from gateway.http.cursors import PageQuery
 from gateway.http.exchange import Answer, path_id, place
 from gateway.problems import InvalidRequest, pointer
 from gateway.routes.archive import described, segments_out, thread_out
-from gateway.routes.checkpoints.conversion import check_namespace
+from gateway.routes.places import check_namespace
 from gateway.routing.operations import Call, Operation
 from gateway.wire.problems import Fault
 from storage.errors import InvalidState

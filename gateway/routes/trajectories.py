@@ -18,8 +18,9 @@ from gateway.bodies.codec import LINES_MEDIA_TYPE, encode_body, value_out
 from gateway.http.content import stream
 from gateway.http.exchange import Answer, path_id
 from gateway.problems import InvalidRequest
-from gateway.routes.checkpoints.conversion import check_namespace, write_out
+from gateway.routes.checkpoints.conversion import write_out
 from gateway.routes.checkpoints.leaves import leaves_out
+from gateway.routes.places import check_namespace
 from gateway.routing.operations import Call, Operation
 from gateway.wire.problems import Fault
 from storage import model

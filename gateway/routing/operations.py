@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from gateway.authentication.principals import (
     HEARING,
+    INBOX,
     LISTING,
     SUBJECT,
     Principal,
@@ -108,7 +109,7 @@ class Operation(Generic[S]):
     @property
     def subject(self) -> bool:
         """Whether it works on a subject's state, and so takes Stateroom-Subject."""
-        return self.reach in (SUBJECT, LISTING, HEARING)
+        return self.reach in (SUBJECT, LISTING, HEARING, INBOX)
 
     @property
     def plain(self) -> bool:

@@ -29,10 +29,12 @@ from gateway.wire import (
 from gateway.wire.administration import api_keys, audit, tenants
 from gateway.wire.events import event_settings, events
 from gateway.wire.items import batches, items, searches, vector_policies
-from gateway.wire.thread_ledgers import claims, effects
+from gateway.wire.thread_ledgers import approval_policies, approvals, claims, effects
 
 _MODULES = (
     api_keys,
+    approval_policies,
+    approvals,
     artifacts,
     audit,
     base,

@@ -24,6 +24,7 @@ from gateway.wire.base import (
     Word,
 )
 from gateway.wire.items.items import ItemWrite
+from gateway.wire.thread_ledgers.approvals import ApprovalRefs, Approvals
 
 
 class Model(Request, omit_defaults=True):
@@ -116,6 +117,8 @@ class SaveRequest(Request):
     ancestors' pending writes. ``state_holes`` (MessagePack only): offsets of placeholders in members of ``state``;
     ``state_leaves`` says what large leaves in them are. ``items`` are put in the same transaction: all of them and the
     checkpoint, or nothing. ``fence`` is that of the claim under which the thread is gone on with.
+    checkpoint, or nothing; and so is what people are asked, ``approvals``. ``approval_refs`` are names of questions of
+    namespaces below, which are asked there.
     """
 
     state: dict[Name, Raw] | UnsetType = UNSET
@@ -140,6 +143,8 @@ class SaveRequest(Request):
     fork: bool = False
     items: Annotated[list[ItemWrite], Meta(max_length=100)] = []
     fence: Fence | None = None
+    approvals: Approvals = []
+    approval_refs: ApprovalRefs = []
 
 
 class LongList(Response):
@@ -355,6 +360,8 @@ class WritesRequest(Request):
 
     ``state_schema`` and ``state_version`` say what they are written at; absent: at their checkpoint's version.
     ``fence`` is that of the claim under which the thread is gone on with.
+    ``approvals``: what people are asked, in the same transaction. ``approval_refs`` are names of questions of
+    namespaces below, which are asked there.
     """
 
     writes: Annotated[list[WriteIn], Meta(max_length=1000)]
@@ -364,6 +371,8 @@ class WritesRequest(Request):
     state_schema: Word | None = None
     state_version: StateVersionNumber | None = None
     fence: Fence | None = None
+    approvals: Approvals = []
+    approval_refs: ApprovalRefs = []
 
 
 class WritesReceipt(Response):

@@ -22,6 +22,7 @@ from storage.access.offload import Uploads
 from storage.access.remembered import RememberedHead, reachable
 from storage.access.save_rules import AgentUnsure, SaveRules, precondition_required
 from storage.access.storing import Beside, Storing
+from storage.approvals import asking
 from storage.checkpoints.composing import (
     Draft,
     Stored,
@@ -115,6 +116,7 @@ class Saving(Storing[Saved]):
 
     async def _attempt(self, sealer: Sealer) -> Saved:
         access, scope, save = self._access, self._scope, self._save
+        await asking.ready(access, save.approvals, save.asker)
         now, bytes_min = access.clock.now(), access.offload.bytes_min
         draft = await _cutting(scope, save, lambda: Draft.of(sealer, save, now, bytes_min))
         attempt = _Attempt(access, scope, sealer, save, draft)
@@ -364,6 +366,7 @@ class _Attempt:
         save, draft = self.save, self.draft
         return (
             isinstance(save.content, FullState)
+            and not save.approvals
             and save.idempotency is None
             and (save.known_token is None or save.known_token == remembered.token)
             and (save.parent is None or save.parent.checkpoint_id == remembered.head_id)
@@ -475,12 +478,34 @@ class _Attempt:
                 saved, left = await self._write(transaction, ground, row, uploads)
                 if beside is not None:
                     await beside(transaction, sealer)
+                if save.approvals or row.open_approvals:
+                    await self._ask(transaction, saved)
             if save.idempotency is not None:
                 receipt = dataclasses.replace(saved, needs_compaction=())  # names of channels are state
                 await settle(transaction, sealer, save.idempotency, receipt)
         if left is not None:
             access.remembered_heads.remember(scope, sealer, left)
         return self._acknowledged(saved)
+
+    async def _ask(self, transaction: Transaction, saved: Saved) -> None:
+        """Store what is asked with a new checkpoint, which supersedes what waited in its namespace."""
+        save = self.save
+        await asking.ask(
+            self.access,
+            self.scope,
+            transaction,
+            self.sealer,
+            asking.Asking(
+                save.thread_id,
+                save.namespace,
+                saved.checkpoint_id,
+                save.run_id,
+                save.agent,
+                save.asker,
+                save.approvals,
+                supersedes=True,
+            ),
+        )
 
     def _acknowledged(self, saved: Saved) -> Saved:
         if saved.token:

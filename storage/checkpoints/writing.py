@@ -20,6 +20,7 @@ from storage.access.completeness import check_acknowledged, check_token
 from storage.access.offload import Uploads, artifacts_in, pack_artifacts
 from storage.access.remembered import EARLY_MAX, RememberedHead
 from storage.access.storing import Storing
+from storage.approvals import asking
 from storage.checkpoints.piece_rows import sealed_pieces
 from storage.concurrency.computing import compute
 from storage.errors import IntegrityFailure, InvalidState, LostRaceError, PieceUnknown, ThreadArchived, Unfinished
@@ -77,6 +78,7 @@ class Writing(Storing[WritesReceipt]):
 
     async def _attempt(self, sealer: Sealer) -> WritesReceipt:
         access, scope, new = self._access, self._scope, self._new
+        await asking.ready(access, new.approvals, new.asker)
         draft = await _drafted(access, scope, sealer, new)
         attempt = _Attempt(access, scope, sealer, new, draft)
         async with access.remembered_heads.turn(scope, new.thread_id):
@@ -194,6 +196,7 @@ class _Attempt:
         new = self.new
         return (
             bool(new.writes)
+            and not new.approvals
             and not any(self.draft.named.values())
             and (new.known_token is None or new.known_token == remembered.token)
             and remembered.covers(self.draft.cutter, self.access.offload.is_large)
@@ -283,6 +286,9 @@ class _Attempt:
                 await access.offload.name_artifacts(transaction, new.thread_id, pointers)
                 stored = await self._stored(transaction, uploads)
                 await self._write(transaction, after, fresh, stored, row, is_new=row.thread_seal == own_seal)
+            if new.approvals:
+                asked = (new.thread_id, new.namespace, new.checkpoint_id, None, None, new.asker, new.approvals)
+                await asking.ask(access, scope, transaction, sealer, asking.Asking(*asked, supersedes=False))
         token = None
         if after.head is not None and row.head_id == new.checkpoint_id:
             seen = ThreadToken.of(sealer.without_share, new.namespace, new.checkpoint_id, after.head)

@@ -23,8 +23,8 @@ from crypto import Sealer
 from storage.access.access import Access
 from storage.administration.audit import Audit
 from storage.administration.jobs import thread_target
+from storage.approvals.consuming import Consuming, Consumption
 from storage.control.features import DECISIONS, Features
-from storage.effects.approving import Approving, Consumption, NoApprovals
 from storage.effects.deciding import Current, Earlier, Repeats, decide_current, decide_new
 from storage.effects.intents import action_of, identity_of
 from storage.effects.lines import Line
@@ -102,11 +102,11 @@ class _Starting(NamedTuple):
 class Effects:
     """The verbs on effects."""
 
-    def __init__(self, access: Access, features: Features, audit: Audit, approving: Approving | None = None) -> None:
+    def __init__(self, access: Access, features: Features, audit: Audit, consuming: Consuming) -> None:
         self._access = access
         self._features = features
         self._audit = audit
-        self._approving = approving or NoApprovals()
+        self._consuming = consuming
 
     async def start(
         self, scope: Scope, wanted: EffectStart, *, key_id: str, share: ClientShare | None = None
@@ -131,12 +131,13 @@ class Effects:
             EffectUnknown: Nobody knows whether it happened (409 `effect-unknown`).
             EffectRepeats: The same was done before (409 `effect-repeats`).
             EffectsExceeded: The thread has too many (409 `effects-exceeded`).
-            ApprovalNotFound, ApprovalRequired: As `storage.effects.approving` says.
+            ApprovalNotFound, ApprovalRequired: As `storage.approvals.consuming.Consuming.consume`.
             IntegrityFailure: What is said of effects was altered outside the gateway.
         """
         wanted.check()
         await self._features.require(DECISIONS, "effects are kept")
         identity = await identity_of(wanted, scope)
+        await self._consuming.ready()
 
         async def attempt(sealer: Sealer) -> EffectStarted | OlderRecord | StorageError:
             async with self._access.unit_of_work.begin(scope) as transaction:
@@ -338,20 +339,24 @@ class Effects:
 
         Raises:
             ApprovalRequired: None is named, and a policy asks for one.
-            StorageError: As `storage.effects.approving.Approving.consume`.
+            StorageError: As `storage.approvals.consuming.Consuming.consume`.
         """
         wanted = starting.wanted
         used = None if before is None else before.approval_id
         if wanted.approval_id is None:
-            if used is None and await self._approving.required(
+            if used is None and await self._consuming.required(
                 starting.transaction, starting.ledger.thread.agent, wanted.tool
             ):
                 raise ApprovalRequired
             return used, None if before is None else before.approval_position
         if before is None or (used, before.approval_position) != (wanted.approval_id, wanted.approval_position):
-            action = await action_of(wanted, starting.scope, starting.ledger.thread.agent)
-            consumption = Consumption(wanted.approval_id, wanted.approval_position, action, starting.name_mac)
-            await self._approving.consume(starting.transaction, starting.ledger, consumption)
+            consumption = Consumption(
+                wanted.approval_id,
+                wanted.approval_position,
+                lambda agent: action_of(wanted, starting.scope, agent),
+                starting.name_mac,
+            )
+            await self._consuming.consume(starting.transaction, starting.ledger, consumption)
         return wanted.approval_id, wanted.approval_position
 
     def _change(self, starting: _Starting) -> EffectChange:

@@ -107,6 +107,11 @@ class Emitting:
         await transaction.run(sql.ADD_OF_THREAD, event_id=_new_id(), type=event, **said._asdict())
         transaction.when_committed(lambda: self.committed(scope.tenant_id))
 
+    async def of_approval(self, transaction: Transaction, tenant_id: UUID, draft: Draft) -> None:
+        """Add an event of an approval, whose thread is locked, if the tenant has events."""
+        if self.is_on(tenant_id):
+            await self._add(transaction, tenant_id, draft)
+
     async def of_job(self, transaction: Transaction, tenant_id: UUID, job_id: UUID, status: str) -> None:
         """Add the end of a job of a tenant; of the deployment's own nobody is told."""
         if tenant_id != OPERATOR_CHAIN and self.is_on(tenant_id):

@@ -11,6 +11,10 @@ EventType = Literal[
     "thread.archived",
     "thread.restored",
     "thread.stuck",  # one worker after the other died with it and wrote nothing
+    "approval.created",
+    "approval.decided",  # approved, rejected, answered or cancelled, as its status says
+    "approval.expired",
+    "approval.superseded",
     "job.ended",
     "key.created",
     "key.revoked",
@@ -21,7 +25,7 @@ EVENT_TYPES: Final[tuple[str, ...]] = get_args(EventType)
 # Of these an event is made; `removed` is what one becomes.
 EMITTED_TYPES: Final = tuple(each for each in EVENT_TYPES if each != "removed")
 
-StreamKind = Literal["thread", "job", "tenant"]
+StreamKind = Literal["thread", "approval", "job", "tenant"]
 
 
 class Stream(NamedTuple):
@@ -29,7 +33,7 @@ class Stream(NamedTuple):
 
     Attributes:
         kind: Whose events these are.
-        id: The thread's or the job's id; of the tenant itself the empty one.
+        id: The thread's, the approval's or the job's id; of the tenant itself the empty one.
         incarnation: Which thread of this id it was, so that one that was deleted and made again begins anew.
     """
 

@@ -5,8 +5,8 @@ In this order, each step durable and repeatable:
 1. **settle**: wait until no request is at work that began before the rotation; what is saved later is sealed anew.
 2. **threads**: a few rows at a time, under the thread's lock: chunks, checkpoints, pending writes, heads, and the
    thread's own seal last. **blobs**: pointers, open uploads and artifacts; the objects themselves stay. **receipts**:
-   those of idempotency keys. **ledgers**: effects and claims, wherever their threads are. **items**: items and their
-   vectors, labels and seals of paths, the subject's seal.
+   those of idempotency keys. **ledgers**: effects and claims, wherever their threads are. **approvals**: what is asked
+   and decided, likewise. **items**: items and their vectors, labels and seals of paths, the subject's seal.
 3. **count**: by the headers of the envelopes. Something is left (a copy moved old chunks meanwhile): once more from 2.
    Nothing is left: older versions become retired.
 4. **drain**: wait as in 1, and count again; still nothing: they are destroyed, with an entry in the audit log.
@@ -29,6 +29,7 @@ from crypto import Field, KeyDestroyed, Kind, Sealer
 from storage.access.access import Access
 from storage.administration.audit import GATEWAY_ACTOR
 from storage.administration.jobs import MORE, Lease, Slice, outlasting_refusals
+from storage.approvals.resealing import ApprovalPlace, reseal_approvals
 from storage.archive.moving import THAW_LOOK_SECONDS
 from storage.encoding import decode_json, encode_json
 from storage.errors import IntegrityFailure, NotFound
@@ -98,12 +99,18 @@ class Reseal:
                 return await self._blobs(lease, scope, *at)
             case "receipts":
                 return await self._receipts(lease, scope, *at)
-            case "ledgers" | "items":
-                return await (self._ledgers if step == "ledgers" else self._items)(lease, scope, *at)
+            case "ledgers" | "approvals" | "items":
+                return await self._sealed_beside(step, lease, scope, *at)
             case "objects":
                 return await self._objects(lease, scope, *at)
             case _:
                 return await self._count(lease, scope, int(at[0]))
+
+    async def _sealed_beside(self, step: str, lease: Lease, scope: Scope, *at: Any) -> Slice:
+        """What is sealed beside threads: their ledgers, what people were asked in them, and items."""
+        if step == "ledgers":
+            return await self._ledgers(lease, scope, *at)
+        return await (self._approvals if step == "approvals" else self._items)(lease, scope, *at)
 
     async def _begin(self, lease: Lease, scope: Scope) -> Slice:
         moment = await self._older_transactions.moment()
@@ -199,10 +206,24 @@ class Reseal:
             async with self._access.unit_of_work.begin(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
                 batch = await reseal_ledgers(transaction, sealer, LedgerPosition(step, after))
-                position: tuple[str | int, ...] = ("items", done_before, "items")
+                position: tuple[str | int, ...] = ("approvals", done_before, "", UUID(int=0).hex)
                 if batch.position is not None:
                     position = ("ledgers", done_before, *_ledger_parts(batch.position))
                 await lease.advance(transaction, _position(*position), batch.done)
+
+        await self._paced(lambda: self._access.with_existing_keys(scope, with_sealer, NotFound()))
+        return MORE
+
+    async def _approvals(self, lease: Lease, scope: Scope, done_before: int, thread_id: str, approval_id: str) -> Slice:
+        async def with_sealer(sealer: Sealer) -> None:
+            async with self._access.unit_of_work.begin(scope) as transaction:
+                await self._access.check_keys_in(transaction, scope, sealer)
+                after = ApprovalPlace(thread_id, UUID(approval_id))
+                done, place = await reseal_approvals(transaction, sealer, after)
+                position: tuple[str | int, ...] = ("items", done_before, "items")
+                if place is not None:
+                    position = ("approvals", done_before, place.thread_id, place.approval_id.hex)
+                await lease.advance(transaction, _position(*position), done)
 
         await self._paced(lambda: self._access.with_existing_keys(scope, with_sealer, NotFound()))
         return MORE

@@ -40,12 +40,13 @@ _POLICIES: dict[str, tuple[str, str]] = {
     "operator_jobs": ("ALL", _OPERATORS_OWN),
 }
 _SUBJECT_TABLES = (
-    "archives artifact_refs artifacts blob_intents blob_refs blobs checkpoint_tags checkpoints chunks claims"
-    " effect_tombstones effects heads idempotency item_paths item_scopes item_vectors items ledger_seals pending_writes"
-    " removed_threads subject_keys thread_retention threads upload_parts"
+    "approval_actions approval_votes approvals archives artifact_refs artifacts blob_intents blob_refs blobs"
+    " checkpoint_tags checkpoints chunks claims effect_tombstones effects heads idempotency item_paths item_scopes"
+    " item_vectors items ledger_seals pending_writes removed_threads subject_keys thread_retention threads upload_parts"
 )
 _TENANT_TABLES = (
-    "accepted_losses api_key_seals api_keys audit_heads audit_log blob_usage event_relays event_settings jobs retention"
+    "accepted_losses api_key_seals api_keys approval_policies"
+    " audit_heads audit_log blob_usage event_relays event_settings jobs retention"
     " retention_rounds row_usage save_policies state_adoptions state_schemas tenant_keys tenant_streams unbound_imports"
     " vector_policies"
 )
@@ -54,7 +55,7 @@ _TABLES: dict[str, str] = {
     "tenant_rows": _TENANT_TABLES,
     "tenant_reads": "blob_intents blobs items subject_keys thread_retention",
     "tenant_rewraps": "subject_keys",
-    "tenant_listing": "archives checkpoints claims effects events threads",
+    "tenant_listing": ("approval_actions approval_votes approvals archives checkpoints claims effects events threads"),
     "subject_reads": "events",
     "subject_adds": "event_queue",
     "relay_rows": "event_counters events",

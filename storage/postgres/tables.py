@@ -281,6 +281,78 @@ _subject_table(
 )
 
 _thread_table(
+    "approvals",
+    "approval_id",
+    *_columns(UUID, "approval_id"),
+    *_columns(ID, "namespace"),
+    *_columns(ID, "checkpoint_id", "run_id", "agent", nullable=True),
+    *_columns(Text, "kind"),
+    *_columns(LargeBinary, "external_mac", "asked_mac", "action_mac"),
+    *_columns(Text, "status"),
+    *_columns(ARRAY(Text), "allowed"),
+    *_columns(ID, "requested_by", "requested_principal"),
+    *_columns(MOMENT, "created_at", "expires_at"),
+    *_columns(MOMENT, "valid_until", "decided_at", nullable=True),
+    *_columns(Integer, "decisions_needed"),
+    *_columns(Boolean, "requester_may_approve", "edit_allowed"),
+    *_columns(Integer, "valid_seconds"),
+    *_columns(Boolean, "asserted_count"),
+    *_columns(BigInteger, "revision"),
+    *_columns(Boolean, "client_share", "has_display"),
+    *_columns(Integer, "key_version"),
+    *_columns(LargeBinary, "request", "request_member"),
+    *_columns(LargeBinary, "display", "display_member", "decision", "decision_member", nullable=True),
+    *_columns(LargeBinary, "mac"),
+    _index(
+        "approvals_asked",
+        "tenant_id subject_id thread_id namespace external_mac asked_mac",
+        where="status = 'pending'",
+        unique=True,
+    ),
+    _index("approvals_by_age", "tenant_id approval_id"),
+    _index("approvals_by_expiry", "tenant_id expires_at", where="status = 'pending'"),
+)
+
+_thread_table(
+    "approval_actions",
+    "approval_id position",
+    *_columns(UUID, "approval_id"),
+    *_columns(Integer, "position"),
+    *_columns(LargeBinary, "action_mac"),
+    *_columns(Text, "status"),
+    *_columns(Text, "verdict", nullable=True),
+    *_columns(LargeBinary, "effect_name_mac", nullable=True),
+    *_columns(Boolean, "edited"),
+    *_columns(LargeBinary, "mac"),
+)
+
+_thread_table(
+    "approval_votes",
+    "approval_id principal asserted",
+    *_columns(UUID, "approval_id"),
+    *_columns(ID, "principal", "key_id", "counts_as"),
+    *_columns(ARRAY(Text), "verdicts"),
+    *_columns(LargeBinary, "digest"),
+    *_columns(MOMENT, "at"),
+    *_columns(Boolean, "asserted"),
+    *_columns(LargeBinary, "mac"),
+)
+
+_tenant_table(
+    "approval_policies",
+    "agent tool",
+    *_columns(ID, "agent", "tool"),
+    *_columns(Boolean, "required"),
+    *_columns(Integer, "decisions_needed"),
+    *_columns(Boolean, "requester_may_approve", "edit_allowed"),
+    *_columns(Integer, "expires_seconds", "valid_seconds"),
+    *_columns(Boolean, "asserted_count"),
+    *_columns(MOMENT, "updated_at"),
+    *_columns(LargeBinary, "mac"),
+    *_columns(SmallInteger, "mac_format", nullable=True),
+)
+
+_thread_table(
     "heads",
     "namespace",
     *_columns(ID, "namespace", "head_id"),

@@ -34,6 +34,7 @@ from msgspec import Struct
 from crypto import CryptoError, KeyUnavailable
 from storage.administration.audit import GATEWAY_ACTOR, Audit
 from storage.administration.rounds import LeaseLostError, Rounds, Tally, given_back, jittered
+from storage.approvals.leaving import is_asking
 from storage.archive.moving import Archives
 from storage.blobs.store import BlobUnavailable
 from storage.clock import Clock
@@ -540,7 +541,7 @@ class Retaining(Rounds[Round, RetentionCensus]):
         assert due is not None  # noqa: S101  for the type checker: the caller looked
         if due.action == "archive":
             async with self._unit_of_work.snapshot(scope) as transaction:
-                if await is_busy(transaction, thread_id):
+                if await is_busy(transaction, thread_id) or await is_asking(transaction, thread_id):
                     raise _NotDueError
             wanted = seen.policy.archive_storage_class
             archived = await self._acts.archives.archive(
@@ -612,7 +613,7 @@ class Retaining(Rounds[Round, RetentionCensus]):
                 raise _NotDueError
             if again.row.activity != seen.row.activity:
                 raise _NotDueError
-            if await is_busy(transaction, thread_id):
+            if await is_busy(transaction, thread_id) or await is_asking(transaction, thread_id):
                 raise _NotDueError
             if due.action == "expire":
                 return

@@ -20,6 +20,7 @@ from storage.access.completeness import (
     walk,
 )
 from storage.access.idempotency import claim, settle
+from storage.approvals.leaving import tell_cancelled
 from storage.concurrency.turns import Pauses
 from storage.control.rows import ControlRows
 from storage.effects.copying import copy_effects
@@ -184,12 +185,17 @@ class Threads:
         sealer = await self._access.sealer_if_any(scope)
         await self._access.emitting.ready(scope.tenant_id)
 
+        async def guarded(transaction: Transaction) -> None:
+            if guard is not None:
+                await guard(transaction)
+            await tell_cancelled(transaction, self._access.emitting, scope, thread_id)
+
         async def attempt() -> Removal:
             async with self._access.unit_of_work.begin(scope) as transaction:
                 now = self._access.clock.now()
                 said = OfThread(thread_id, step=1)
                 await self._access.emitting.of_thread(transaction, scope, "thread.deleted", said)
-                removal = await remove_thread(transaction, self._access.control, scope, sealer, thread_id, now, guard)
+                removal = await remove_thread(transaction, self._access.control, scope, sealer, thread_id, now, guarded)
                 if removal is not NOTHING:
                     await self._access.offload.ledger.drop(transaction, thread_id)
             if removal is NOTHING:

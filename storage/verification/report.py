@@ -11,7 +11,7 @@ Code = Literal[
     "live-set", "pending-write", "pending-writes", "piece", "piece-missing", "older-than-anchor",
     "missing-since-anchor", "anchor", "keys", "subject-missing", "tombstone", "shred-undone", "control-row",
     "archive", "artifact", "blob", "upload", "item", "items", "item-labels", "item-path", "item-paths", "item-scope",
-    "item-vector", "item-vectors", "item-clear-vectors", "ledger", "claim", "effect",
+    "item-vector", "item-vectors", "item-clear-vectors", "ledger", "claim", "effect", "approval",
 ]  # fmt: skip
 
 

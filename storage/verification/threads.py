@@ -55,6 +55,7 @@ from storage.tiers.hot import HotRows
 from storage.tiers.objects import ArchiveObjects
 from storage.tiers.rows import BEFORE_WRITES, write_key
 from storage.tiers.segments import open_directory, open_list, open_segments
+from storage.verification.approvals import verify_approvals
 from storage.verification.items import verify_items
 from storage.verification.ledgers import verify_ledger
 from storage.verification.report import FINDINGS_MAX, Code, Finding, Report
@@ -207,6 +208,12 @@ class Verification:
                     thread_id,
                     lambda code, detail: damage.append(Finding(code=code, detail=detail, thread_id=thread_id)),  # noqa: B023
                 )
+                has_approvals = await verify_approvals(
+                    transaction,
+                    sealer,
+                    thread_id,
+                    lambda code, detail: damage.append(Finding(code=code, detail=detail, thread_id=thread_id)),  # noqa: B023
+                )
                 archived = await _read_archived(transaction, thread_id)
                 segmented = await _read_segmented(transaction, sealer, thread_id)
                 if archived is None:
@@ -219,7 +226,7 @@ class Verification:
             if segmented is not None:
                 await self._verify_segments(scope, sealer, segmented, report)
             report.findings += damage[:FINDINGS_MAX]
-            return found or has_ledger
+            return found or has_ledger or has_approvals
 
     async def _verify_segments(self, scope: Scope, sealer: Sealer, segmented: "_Segmented", report: Report) -> None:
         """Verify a thread's segments; what moved since the snapshot was as it should be when it moved."""

@@ -109,3 +109,9 @@ def test_the_escape_of_the_page_of_values_is_what_the_gateway_reads(environ, tmp
     (tmp_path / "escape.ts").write_text(quickstart + escape + use + "export {};\n")
     out = typescript(tmp_path)
     assert run("node", out / "escape.js", cwd=tmp_path, **environ) == "true\n"
+
+
+def test_the_action_hash_in_typescript_holds_for_the_vectors(tmp_path):
+    vectors = ROOT / "tests" / "vectors"
+    out = typescript(tmp_path, vectors / "action_hash.ts")
+    assert run("node", out / "action_hash.js", vectors / "action-hash.json", cwd=tmp_path) == "22 hold\n"

@@ -14,6 +14,7 @@ import pytest
 
 from gateway.app import create_app
 from gateway.authentication.api_keys import SUBJECT_PERMISSIONS, tenant_permissions
+from gateway.authentication.principals import INBOX
 from gateway.embedded.postgres import EmbeddedPostgres
 from gateway.embedded.s3 import EmbeddedS3
 from gateway.problems import PathUnknown
@@ -42,6 +43,7 @@ from tests.support.operations import (
     Tenancy,
     Thread,
     assert_problem,
+    has_approvals,
     has_files,
     has_items,
     has_ledger,
@@ -49,6 +51,7 @@ from tests.support.operations import (
     path_of,
     register_schema,
     request_of,
+    save_approval,
     save_files,
     save_item,
     save_ledger,
@@ -81,6 +84,14 @@ ALONE: dict[str, int] = {
     "search_items": 200,
     "list_item_paths": 200,
     "run_item_batch": 200,
+    "list_approvals": 200,
+    "get_approval": 404,
+    "open_approval": 404,
+    "decide_approval": 404,
+    "cancel_approval": 404,
+    "list_approval_policies": 200,
+    "put_approval_policy": 200,
+    "delete_approval_policy": 200,
     "read_events": 200,
     "get_event_settings": 200,
     "put_event_settings": 200,
@@ -349,6 +360,8 @@ def _seen(owner: httpx.Client, thread: Thread) -> list[bytes]:
         ]
     if thread.path != Thread._field_defaults["path"]:
         paths.append(f"/v1/items/{thread.path}/{thread.key}")
+    if thread.approval_id != NO_ID:
+        paths += [f"/v1/approvals/{thread.approval_id}", f"/v1/approvals/{thread.approval_id}/content"]
     answers = [owner.get(path) for path in paths]
     assert all(answer.status_code == 200 for answer in answers)
     return [answer.content for answer in answers]
@@ -381,6 +394,8 @@ def _thread_to_reach_for(owner: httpx.Client, declared: Declared) -> Target:
     if has_ledger(declared):
         is_unknown = declared.name == "resolve_effect"
         twin, thread = (save_ledger(owner, each, unknown=is_unknown) for each in (twin, thread))
+    if has_approvals(declared):
+        twin, thread = save_approval(owner, twin), save_approval(owner, thread)
     if declared.name in {"get_job", "cancel_job"}:
         begun = owner.post(f"/v1/threads/{save_thread(owner).thread_id}/archive")
         assert begun.status_code == 202, begun.text
@@ -478,6 +493,9 @@ SHOWN = {
     "put_save_policy": '"strict":false',
     "get_vector_policy": '"vectors":"sealed"',
     "put_vector_policy": '"vectors":"sealed"',
+    "list_approval_policies": '"policies":',
+    "put_approval_policy": '"decisions_needed":2',
+    "delete_approval_policy": '"policies":',
     "get_event_settings": '"on":true',
     "put_event_settings": '"on":true',
     "preview_retention": '"threads":',
@@ -834,7 +852,9 @@ def test_options_tells_all_methods_of_a_path_to_everybody_and_nothing_else(world
 def test_a_key_without_the_permission_is_refused(world: World, name: str) -> None:
     declared = DECLARED[name]
     permission = declared.operation.permission
-    service_key = world.key_of(None, *(one for one in EVERY if one != permission))
+    # Who decides opens what is decided about, too.
+    without = {permission, "approval:decide"} if permission == "approval:open" else {permission}
+    service_key = world.key_of(None, *(one for one in EVERY if one not in without))
     with world.tenancy.client(world.owner_key) as owner:
         target = world.targets.pop(OWNER, None)
         if target is None:
@@ -847,7 +867,7 @@ def test_a_key_without_the_permission_is_refused(world: World, name: str) -> Non
             problem = assert_problem(request.send(client), 403, "permission-denied")
         assert str(permission) in problem["detail"]
         if permission in SUBJECT_PERMISSIONS:
-            subject_key = world.key_of(OWNER, *(one for one in SUBJECT_PERMISSIONS if one != permission))
+            subject_key = world.key_of(OWNER, *(one for one in SUBJECT_PERMISSIONS if one not in without))
             with world.tenancy.client(subject_key) as client:
                 assert_problem(request.send(client), 403, "permission-denied")
         assert _seen(owner, thread) == target.seen
@@ -860,6 +880,8 @@ def test_a_service_acts_for_nobody_without_permission_or_without_a_name(world: W
     request = request_of(DECLARED[name], thread)
     with world.tenancy.client(world.key_of(None, *SUBJECT_PERMISSIONS), OWNER) as client:
         assert_problem(request.send(client), 403, "permission-denied")
+    if DECLARED[name].operation.reach is INBOX:  # approvals are a tenant's for whoever names nobody
+        return
     # Without tenant:admin, with which some operations list the whole tenant.
     with world.tenancy.client(world.key_of(None, *SUBJECT_PERMISSIONS, "subject:act_as")) as client:
         assert_problem(request.send(client), 400, "subject-required")

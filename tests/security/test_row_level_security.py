@@ -11,11 +11,13 @@ import asyncpg
 import pytest
 
 from storage.administration.row_census import RowCounting
+from storage.approvals.model import ApprovalQuery, Decision, Verdict, Voter
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import SystemClock
-from storage.control.features import ITEMS, SAVE_POLICIES, SEGMENTS
+from storage.control.features import DECISIONS, ITEMS, SAVE_POLICIES, SEGMENTS
+from storage.encoding import encode_msgpack
 from storage.ledger.ledger import NewBlob, new_blob_id
-from storage.model import Idempotency, SaveRule, TaskWrites
+from storage.model import Asker, Idempotency, NewAction, NewApproval, Save, SaveRule, TaskWrites
 from storage.postgres.statement import Statement
 from storage.postgres.tables import SUBJECT_TABLES
 from storage.postgres.unit_of_work import bindings
@@ -61,6 +63,10 @@ SEALED = {
     "retention": ["policy"],
     "thread_retention": ["policy"],
     "retention_rounds": ["progress"],
+    "ledger_seals": ["seal"],
+    "approvals": ["external_mac", "asked_mac", "action_mac", "request", "request_member", "mac"],
+    "approval_actions": ["action_mac", "mac"],
+    "approval_votes": ["digest", "mac"],
     "item_scopes": ["seal"],
     "item_paths": ["seal", "labels", "path_id", "share_check"],
     "items": ["envelope", "member", "path_id", "key_id"],
@@ -98,10 +104,25 @@ async def scopes(store, database, root_key):
     tenant_id = uuid4()
     await switch_on(store, SAVE_POLICIES)
     await switch_on(store, ITEMS)
+    await switch_on(store, DECISIONS)
     made = [Scope(tenant_id, "user-1"), Scope(tenant_id, "user-2"), Scope(uuid4(), "user-1")]
     for each in made:
         await save(store, each, "gone", idempotency=Idempotency("k", b"d" * 32))
         await store.threads.delete(each, "gone")
+        await store.checkpoints.save(
+            each,
+            Save(
+                thread_id="asked",
+                content=state(a="b"),
+                approvals=(NewApproval("q", (NewAction("tool", encode_msgpack({})),)),),
+                asker=Asker("key", "key"),
+            ),
+        )
+        voter = Voter("other", "other", datetime(2020, 1, 1, tzinfo=UTC))
+        (asked,) = (await store.approvals.list(each, ApprovalQuery())).approvals
+        shown = await store.approvals.open(each, asked.approval_id, voter)
+        said = Decision(asked.approval_id, shown.action_hash, (Verdict("approve"),))
+        await store.approvals.decide(each, said, voter)
         await save(
             store, each, checkpoint_id="c", content=state(a=document("a")), run_id="r", metadata={"k": 1},
             searchable=("k",),

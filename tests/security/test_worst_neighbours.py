@@ -9,6 +9,8 @@ import statistics
 
 import pytest
 
+from storage.control.features import DECISIONS
+from tests.support.features import finish_upgrade
 from tests.victims.cases import ALL
 from tests.victims.harness import arena
 
@@ -22,7 +24,9 @@ CLASSES = {
     "connections": "silent connections",
     "before a caller is known": "unknown keys",
     "rows and objects": "put_writes",
+    "waiting for people": "decisions waited for",
 }
+ASKING = {"decisions waited for"}
 SECONDS = 1.5
 MEDIAN_SECONDS_MAX = 2.0
 MEMORY_BYTES_MAX = 1024**3
@@ -32,6 +36,8 @@ MEMORY_BYTES_MAX = 1024**3
 async def test_others_are_served_while_a_tenant_does_its_worst(launcher, deployment, s3_server, tmp_path, name):
     case, declared = ALL[name]
     with_buckets = deployment.with_buckets(s3_server.url(), s3_server.archive_url())
+    if name in ASKING:
+        await finish_upgrade(deployment, DECISIONS)
     async with arena(launcher, with_buckets, tmp_path) as place, place.tenant() as tenant:
         lines = await asyncio.to_thread(case.lines, tenant, declared)
         async with place.attacked(tenant, lines):

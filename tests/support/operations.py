@@ -66,6 +66,7 @@ OF_SUBJECTS = {name: one for name, one in AUTHENTICATED.items() if one.operation
 
 # Where an item is that requests are about.
 ITEM = {"path": "memories", "key": "seat"}
+NO_APPROVAL = {"approval_id": NO_ID, "approval_hash": "0" * 64}
 
 
 class Request(NamedTuple):
@@ -101,6 +102,8 @@ class Thread(NamedTuple):
     key: str = "seat"
     fence: str = "1"
     effect_name: str = "call-1"
+    approval_id: str = NO_ID
+    approval_hash: str = "0" * 64
 
 
 def leaf(text: str) -> dict[str, str]:
@@ -145,6 +148,26 @@ def save_item(client: httpx.Client, thread: Thread) -> Thread:
     put = client.put(f"/v1/items/{thread.path}/{thread.key}", json={"value": {"note": CANARY}})
     assert put.status_code == 201, put.text
     return thread
+
+
+def has_approvals(declared: "Declared") -> bool:
+    """Whether an operation works on approvals, so that `save_approval` is needed first."""
+    return declared.path.startswith("/v1/approvals")
+
+
+def save_approval(client: httpx.Client, thread: Thread) -> Thread:
+    """Ask about an action with a canary in it, in a namespace of its own."""
+    action = {"tool": "pay", "args": {"note": CANARY}, "description": CANARY}
+    question = {"external_id": "question", "message": CANARY, "display": CANARY, "actions": [action]}
+    body = {"state": {"note": CANARY}, "namespace": "asking", "run_id": thread.run_id, "agent": "tester"}
+    asked = client.post(f"/v1/threads/{thread.thread_id}/checkpoints", json={**body, "approvals": [question]})
+    assert asked.status_code == 201, asked.text
+    listed = client.get("/v1/approvals", params={"thread": thread.thread_id})
+    assert listed.status_code == 200, listed.text
+    [approval] = listed.json()["approvals"]
+    opened = client.get(f"/v1/approvals/{approval['approval_id']}/content")
+    assert opened.status_code == 200, opened.text
+    return thread._replace(approval_id=approval["approval_id"], approval_hash=opened.json()["action_hash"])
 
 
 def save_files(client: httpx.Client, thread: Thread) -> Thread:
@@ -197,11 +220,21 @@ def save_thread(client: httpx.Client) -> Thread:
 
 def request_of(declared: Declared, thread: Thread | None = None, **named: str) -> Request:
     """A valid request of an operation, on ``thread`` or on what is ``named``."""
-    values = {"state_schema": "s", "state_version": "1", **ITEM, **(thread._asdict() if thread else {}), **named}
+    values = {
+        "state_schema": "s",
+        "state_version": "1",
+        **NO_APPROVAL,
+        **ITEM,
+        **(thread._asdict() if thread else {}),
+        **named,
+    }
     bodies: dict[str, Any] = {
         "save_checkpoint": lambda: {"state": {"note": "other"}},
         "put_writes": lambda: {"writes": [{"channel": "note", "idx": 7, "value": "other"}]},
         "put_event_settings": lambda: {"on": True},
+        # Whoever asked may say no.
+        "decide_approval": lambda: {"action_hash": values["approval_hash"], "verdicts": [{"verdict": "reject"}]},
+        "put_approval_policy": lambda: {"decisions_needed": 2},
         "update_thread": lambda: {"strict": True},
         "claim_thread": lambda: {"holder": "other", "note": "other", "take_over": True},
         "renew_claim": lambda: {"fence": int(values["fence"]), "note": "other"},
@@ -280,7 +313,7 @@ def path_of(declared: Declared) -> str:
     nobody = {"thread_id": "t", "checkpoint_id": "c", "task_id": "w", "key_id": "k", "subject_id": "s"}
     nobody |= {"tenant_id": str(uuid4()), "job_id": str(uuid4()), "artifact_id": NO_ID, "upload_id": NO_ID}
     nobody |= {"part_number": "0", "token": "t", "piece": "p", "state_schema": "s", "state_version": "1"}
-    nobody |= {"path": "p", "key": "k", "effect_name": "e"}
+    nobody |= {"path": "p", "key": "k", "effect_name": "e", "approval_id": NO_ID}
     return _PARAMETER.sub(lambda found: nobody[found[1]], declared.path)
 
 

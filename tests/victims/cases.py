@@ -25,6 +25,7 @@ from gateway.admission import limits
 from gateway.authentication.api_keys import generate
 from gateway.http.exchange import VERSION_SCHEMAS_MAX
 from storage.access.offload import RESOLVED_BYTES_MAX
+from storage.approvals.model import APPROVAL_ACTIONS_MAX, APPROVALS_PENDING_MAX
 from storage.effects.model import EFFECT_ARGS_BYTES_MAX, EFFECT_ARGS_VALUES_MAX, EFFECT_IDENTITY_MAX
 from storage.format.pieces import HOLES_MAX, LEAF_SHOWN_BYTES
 from storage.items.filters import ITEM_FILTER_DEPTH_MAX, ITEM_FILTER_VALUES_MAX
@@ -40,7 +41,17 @@ from storage.items.model import (
 from storage.keys.key_seals import Pepper, Peppers
 from storage.service import Store
 from storage.threads.links import ANCESTORS_MAX
-from tests.support.operations import DECLARED, Declared, Thread, empty_export, request_of, save_files, save_thread
+from tests.support.operations import (
+    DECLARED,
+    Declared,
+    Thread,
+    empty_export,
+    has_approvals,
+    request_of,
+    save_approval,
+    save_files,
+    save_thread,
+)
 from tests.victims import rows
 from tests.victims.harness import JSON, MSGPACK, Line, Request, Tenant
 
@@ -99,6 +110,8 @@ HEAVY_METADATA = {"a": [[]] * ((limits.METADATA_BYTES_MAX - 256) // 3)}
 def accepted(tenant: Tenant, declared: Declared) -> Request:
     """A small request of a verb on data that exists, made of its declaration."""
     thread = save_thread(tenant.client)
+    if has_approvals(declared):
+        thread = save_approval(tenant.client, thread)
     if {"artifact_id", "upload_id"} & {*declared.parameters}:
         thread = save_files(tenant.client, thread)
     return request(tenant, declared, thread)
@@ -843,6 +856,74 @@ def events_behind(tenant: Tenant, declared: Declared) -> list[Line]:
     return [Line(EVERYBODY // 2, [tenant.raw("GET", path)]) for path in paths]
 
 
+def question(number: int, *actions: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A question, about a small action unless others are given."""
+    asked = [*actions] or [{"tool": "pay", "args": {"amount": number}}]
+    return {"external_id": f"q{number}", "actions": asked, "allowed": ["approve", "reject", "edit"], **more}
+
+
+def asked(tenant: Tenant, thread_id: str, *questions: dict[str, Any]) -> list[str]:
+    """The ids of approvals of a thread of their own, the newest first."""
+    tenant.save(thread_id, state={"a": 1}, status="waiting", approvals=[*questions])
+    found = tenant.client.get("/v1/approvals", params={"thread": thread_id, "limit": 1000}).json()
+    return [each["approval_id"] for each in found["approvals"]]
+
+
+def many_approvals(tenant: Tenant) -> None:
+    """As many as a page may have, of as many actions as there may be, in threads of as many as may wait."""
+    actions = [{"tool": "pay", "args": {"amount": 1}}] * APPROVAL_ACTIONS_MAX
+    tenant.send_many([
+        {"method": "POST", "url": SAVE.format(f"asking-{thread}"), "json": {
+            "state": {"a": 1}, "approvals": [question(n, *actions) for n in range(APPROVALS_PENDING_MAX)],
+        }}
+        for thread in range(limits.PAGE_ITEMS_MAX // APPROVALS_PENDING_MAX + 1)
+    ])  # fmt: skip
+
+
+HEAVY_ARGS = {"a": [[]] * 40_000}
+
+
+def heavy_question(tenant: Tenant, thread_id: str = "heavy") -> str:
+    """An approval of nearly as many empty lists as there may be values."""
+    action = {"tool": "pay", "args": HEAVY_ARGS, "hide": [f"/a/{n}" for n in range(64)]}
+    [approval_id] = asked(tenant, thread_id, question(1, *([action] * 4)))
+    return approval_id
+
+
+def opened_approvals(tenant: Tenant, declared: Declared) -> list[Line]:
+    path = f"/v1/approvals/{heavy_question(tenant)}/content"
+    return [Line(EVERYBODY // 2, [tenant.raw("GET", path, accept=accept)]) for accept in (JSON, MSGPACK)]
+
+
+def decisions(tenant: Tenant, declared: Declared) -> list[Line]:
+    """Decisions about one approval in a thread of as many as may wait, each of which looks at all of them."""
+    approval_id, *_ = asked(tenant, "decided", *map(question, range(APPROVALS_PENDING_MAX)))
+    digest = tenant.client.get(f"/v1/approvals/{approval_id}/content").json()["action_hash"]
+    path = f"/v1/approvals/{approval_id}/decisions"
+    said = [
+        {"action_hash": digest, "verdicts": [{"verdict": "approve"}]},  # by who asked: refused
+        {"action_hash": "0" * 64, "verdicts": [{"verdict": "approve"}]},
+        {"action_hash": digest, "verdicts": [{"verdict": "edit", "edited_args": HEAVY_ARGS}]},
+    ]
+    return whole(tenant, *(tenant.raw("POST", path, json.dumps(each).encode()) for each in said))
+
+
+def askings(tenant: Tenant, declared: Declared) -> list[Line]:
+    """Saves that ask as much as they may, again and again in each other's place."""
+    questions = [question(n, {"tool": "pay", "args": {"amount": n}}) for n in range(APPROVALS_PENDING_MAX)]
+    body = json.dumps({"state": {"a": 1}, "approvals": questions}).replace('"amount": 0', f'"amount": "{NUMBER}"')
+    return whole(tenant, tenant.raw("POST", SAVE.format("asks-@N@"), body.encode()))
+
+
+def decisions_waited(tenant: Tenant, declared: Declared) -> list[Line]:
+    """As many who wait as may, for as many approvals, and many more who try, while others are decided."""
+    questions = [*map(question, range(APPROVALS_PENDING_MAX))]
+    threads = range(limits.TENANT_WAITERS_MAX // APPROVALS_PENDING_MAX)
+    ids = [each for number in threads for each in asked(tenant, f"waited-{number}", *questions)]
+    waits = [tenant.raw("GET", f"/v1/approvals/{each}?wait_seconds=30") for each in ids]
+    return [*(Line(1, [each]) for each in waits), Line(WAITERS_TRYING, waits[:1]), *decisions(tenant, declared)[:1]]
+
+
 def more_paths(tenant: Tenant, declared: Declared) -> list[Line]:
     """A hundred paths more than there may be, again and again."""
     writes = [{"path": [f"more-{NUMBER}", str(n)], "key": "k", "value": {}} for n in range(ITEM_OPERATIONS_MAX)]
@@ -942,6 +1023,12 @@ CASES: dict[str, Case] = {
         rows=rows.events,
         shares="events",
     ),
+    "decisions waited for": Case(
+        "256 who wait for as many approvals, 1,400 more who try to, 20 times a second each, and 128 who decide",
+        decisions_waited,
+        frozenset({"429"}),
+    ),
+    "asked anew": Case("128 ask 64 questions each, in threads of their own", askings, frozenset({"201", "429"})),
     "more paths": Case(
         "128 put into 100 paths more than there may be", more_paths, rows=rows.many_paths, shares="paths"
     ),
@@ -964,6 +1051,17 @@ VERBS: dict[str, Case] = {
     "get_effect": Case("128 look-ups of effects of 1 MiB of escapes", effects_shown),
     "list_effects": Case("128 pages of 1,000 effects", effects_listed),
     "list_unknown_effects": LOOK_UPS,
+    "list_approvals": Case("128 pages of approvals of 32 actions each", pages(many_approvals),
+                           frozenset({"200", "429"}), shares="approvals"),
+    "get_approval": LOOK_UPS,
+    "open_approval": Case("128 open 160,000 empty lists with 256 hidden parts", opened_approvals,
+                          frozenset({"200", "429"})),
+    "decide_approval": Case("128 decide about one of 64 approvals, a third of them by 40,000 empty lists", decisions,
+                            frozenset({"403", "409", "422"})),
+    "cancel_approval": LOOK_UPS,
+    "list_approval_policies": LOOK_UPS,
+    "put_approval_policy": BODIES,
+    "delete_approval_policy": LOOK_UPS,
     "get_event_settings": LOOK_UPS,
     "put_event_settings": BODIES,
     "list_threads": Case("128 pages of 1,000 threads", pages(many_threads)),
@@ -1112,7 +1210,10 @@ LIMITS: dict[str, str] = {
     "HEADERS_MAX": "long queries",
     "HEADER_SECONDS_MAX": "silent connections",
     "WAITERS_MAX": "events heard",
-    "TENANT_WAITERS_MAX": "events heard",
+    "TENANT_WAITERS_MAX": "decisions waited for",
+    "APPROVAL_ACTIONS_MAX": "list_approvals",
+    "APPROVAL_CONTENT_BYTES_MAX": "open_approval",
+    "APPROVALS_PENDING_MAX": "asked anew",
     "WAITER_BYTES_MAX": "events heard",
     "CONNECTIONS_MAX": "silent connections",
     "BODY_BYTES_MAX": "large bodies",
@@ -1227,6 +1328,10 @@ UNPUSHED: dict[str, str] = {
     "LEASE_SECONDS_MAX": _A_NUMBER,
     "EFFECT_LEASE_SECONDS_MAX": _A_NUMBER,
     "TAKEOVERS_MAX": "after how many a thread is handed to nobody",
+    "APPROVALS_ENDED_MAX": "a thread keeps so many rows of some hundred bytes; what reads all of them: decide_approval",
+    "EXPIRES_SECONDS_MAX": _A_NUMBER,
+    "_DECISIONS_MAX": _A_NUMBER,
+    "APPROVAL_POLICIES_MAX": "rows of 200 bytes, which a question reads: put_approval_policy",
     "WAIT_SECONDS_MAX": "how long a waiter lasts, which takes nothing meanwhile",
     "URL_SECONDS_MAX": "how long a URL is good for: nothing is kept for it",
     "_FLOAT_MAX": _A_NUMBER,

@@ -63,6 +63,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         app_password: Password of the database role that serves.
         operator_key: The operator's API key.
         api_key: A service key of the tenant.
+        approver_key: A key of a person who decides what agents ask, and does nothing else; None: the folder is older.
     """
 
     format: Literal["stateroom-embedded/1"]
@@ -73,6 +74,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     app_password: str
     operator_key: str
     api_key: str
+    approver_key: str | None = None
 
     def __repr__(self) -> str:
         return f"Identity(deployment_id={self.deployment_id})"
@@ -96,6 +98,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             app_password=secrets.token_hex(24),
             operator_key=api_keys.generate(peppers).reveal(),
             api_key=api_keys.generate(peppers).reveal(),
+            approver_key=api_keys.generate(peppers).reveal(),
         )
 
 
@@ -358,7 +361,7 @@ async def register_keys(store: "Store", identity: Identity) -> None:
     """
     from storage.control.features import DECISIONS, EVENTS
     from storage.model import Tenant
-    from storage.scope import OperatorScope
+    from storage.scope import OperatorScope, TenantScope
 
     peppers = identity.peppers
     now = datetime.now(UTC)
@@ -383,6 +386,19 @@ async def register_keys(store: "Store", identity: Identity) -> None:
         service,
     )
     await store.tenants.create(OperatorScope(founding=tenant.tenant_id), tenant, record)
+    if identity.approver_key is None or not store.features.is_switched_on(DECISIONS):
+        return
+    # Older than every question: a key younger than that does not decide about it.
+    new = api_keys.NewKey(
+        kind="service",
+        permissions=api_keys.APPROVER,
+        grants=(),
+        now=now,
+        name="approver",
+        tenant_id=tenant.tenant_id,
+    )
+    approver, _ = api_keys.mint(peppers, new, _presented(identity.approver_key))
+    await store.tenants.add_key(TenantScope(tenant.tenant_id), approver)
 
 
 def _presented(text: str) -> api_keys.PresentedKey:

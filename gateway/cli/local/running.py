@@ -248,7 +248,8 @@ def _serve_embedded(folder: Path, address: "Address", write_env: Path | None, st
                 env_file,
                 f"STATEROOM_URL='{url}'\n"
                 f"STATEROOM_API_KEY='{identity.api_key}'\n"
-                f"STATEROOM_OPERATOR_KEY='{identity.operator_key}'\n",
+                f"STATEROOM_OPERATOR_KEY='{identity.operator_key}'\n"
+                + ("" if identity.approver_key is None else f"STATEROOM_APPROVER_KEY='{identity.approver_key}'\n"),
             )
 
         async def run() -> None:

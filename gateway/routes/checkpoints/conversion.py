@@ -23,18 +23,17 @@ from gateway.http.exchange import Exchange
 from gateway.problems import InvalidRequest, pointer
 from gateway.routes.checkpoints.inlining import shown_values
 from gateway.routes.checkpoints.leaves import LeafReader, leaves_out
+from gateway.routes.places import check_checkpoint_id, check_namespace
 from gateway.wire.problems import Fault
 from storage import model
 from storage.encoding import decode_json, encode_json, encode_msgpack
 from storage.errors import InvalidState, LimitExceeded, PreconditionRequired
 from storage.format.pieces import list_bounds
 from storage.model import Value
-from storage.scope import is_plain_id
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-LATEST = "latest"  # so no checkpoint can have this id
 _PRIVATE = wire.base.PRIVATE_PREFIX
 # What is done in one slice of what takes longer: channels below `limits.SLICED_BYTES_MIN` each, and elements.
 _SLICE_CHANNELS = 8
@@ -66,13 +65,6 @@ def _check_public(name: str, *where: str | int) -> str:
 def _check_count(count: int, where: str) -> None:
     if count > limits.CHANNELS_MAX:
         raise LimitExceeded("CHANNELS_MAX", limits.CHANNELS_MAX, count, where)
-
-
-def check_checkpoint_id(checkpoint_id: str, where: str) -> str:
-    """An id that a checkpoint can have; ``where`` is its pointer."""
-    if not is_plain_id(checkpoint_id) or checkpoint_id == LATEST:
-        raise InvalidState("a checkpoint id matches [A-Za-z0-9][A-Za-z0-9._:@|+-]{0,254}", where)
-    return checkpoint_id
 
 
 def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -264,14 +256,6 @@ def _model(sent: wire.checkpoints.Model) -> dict[str, Any]:
             raise InvalidState("must be a finite number", pointer("model", member))
     plain: dict[str, Any] = msgspec.to_builtins(sent)
     return plain
-
-
-def check_namespace(namespace: str, **where: str) -> str:
-    """A namespace: `wire.base.NAMESPACE_BYTES_MAX` bytes; ``where`` is ``pointer=`` or ``parameter=``."""
-    if len(namespace.encode()) > wire.base.NAMESPACE_BYTES_MAX:
-        detail = f"a namespace has at most {wire.base.NAMESPACE_BYTES_MAX:,} bytes"
-        raise InvalidRequest(Fault(detail=detail, **where), limit="NAMESPACE_BYTES_MAX")
-    return namespace
 
 
 def in_utc(moment: datetime | None, parameter: str) -> datetime | None:

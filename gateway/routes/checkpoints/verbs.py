@@ -11,15 +11,12 @@ from msgspec import Meta, Struct
 
 from gateway import wire
 from gateway.admission import limits
-from gateway.authentication.principals import LISTING, SUBJECT
+from gateway.authentication.principals import LISTING, SUBJECT, Principal
 from gateway.bodies.codec import decode_body
 from gateway.http.artifact_headers import none_match
 from gateway.http.exchange import Answer, Exchange, encode_id, path_id, place
 from gateway.problems import InvalidRequest, MalformedBody
 from gateway.routes.checkpoints.conversion import (
-    LATEST,
-    check_checkpoint_id,
-    check_namespace,
     checkpoints_out,
     compaction_in,
     histories_out,
@@ -30,6 +27,8 @@ from gateway.routes.checkpoints.conversion import (
 )
 from gateway.routes.checkpoints.inlining import inlined, shown_values
 from gateway.routes.items.conversion import puts_in
+from gateway.routes.places import LATEST, check_checkpoint_id, check_namespace
+from gateway.routes.thread_ledgers.conversion import asked_in
 from gateway.routing.operations import Call, Operation
 from gateway.wire.problems import Fault
 from storage import model
@@ -105,6 +104,7 @@ _SAVE_PROBLEMS = (
     "quota-exceeded", "blob-store-unavailable", "state-too-new", "state-upcast-failed", "state-version-required",
     "state-schema-mismatch", "too-costly", "tenant-too-costly", "feature-off", "item-moved", "item-exists",
     "clear-vectors-unavailable", "item-not-found", "item-paths-exceeded", "legal-hold", "claim-lost", "thread-claimed",
+    "approvals-exceeded",
 )  # fmt: skip
 
 
@@ -128,6 +128,10 @@ async def save_checkpoint(call: Call[Scope], thread_id: str) -> Answer:
         save = await call.exchange.reservation.run(save_in(call.exchange, thread, request, name, body), len(body))
     except RecursionError:
         raise LimitExceeded("DEPTH_MAX", limits.DEPTH_MAX) from None
+    if request.approvals or request.approval_refs:
+        asked = await call.exchange.reservation.run(asked_in(request.approvals, name), len(body))
+        refs = tuple(request.approval_refs)
+        save = replace(save, approvals=asked, approval_refs=refs, asker=_asker(call.principal))
     share = call.exchange.client_share()
     beside = None
     if request.items:
@@ -135,6 +139,11 @@ async def save_checkpoint(call: Call[Scope], thread_id: str) -> Answer:
         beside = await call.store.items.beside(call.scope, writes)
     saved = await call.services.write(call.scope, thread, call.store.states.save(call.scope, save, share, beside))
     return _saved_out(call.exchange, saved)
+
+
+def _asker(principal: Principal) -> model.Asker:
+    """Who asks people, which is who does not approve."""
+    return model.Asker(principal.key_id, principal.principal)
 
 
 def _saved_out(exchange: Exchange, saved: model.Saved) -> Answer:
@@ -461,6 +470,8 @@ _WRITES_PATH = "/v1/threads/{thread_id}/checkpoints/{checkpoint_id}/writes/{task
         "key-destroyed",
         "claim-lost",
         "thread-claimed",
+        "feature-off",
+        "approvals-exceeded",
     ),
 )
 async def put_writes(call: Call[Scope], thread_id: str, checkpoint_id: str, task_id: str) -> Answer:
@@ -470,6 +481,9 @@ async def put_writes(call: Call[Scope], thread_id: str, checkpoint_id: str, task
         writes = await call.exchange.reservation.run(writes_in(request, name, call.exchange.values), len(body))
     except RecursionError:
         raise LimitExceeded("DEPTH_MAX", limits.DEPTH_MAX) from None
+    asked: tuple[model.NewApproval, ...] = ()
+    if request.approvals:
+        asked = await call.exchange.reservation.run(asked_in(request.approvals, name), len(body))
     receipt = await call.services.write(
         call.scope,
         thread,
@@ -487,6 +501,9 @@ async def put_writes(call: Call[Scope], thread_id: str, checkpoint_id: str, task
                 state_schema=request.state_schema,
                 state_version=request.state_version,
                 fence=request.fence,
+                approvals=asked,
+                approval_refs=tuple(request.approval_refs),
+                asker=_asker(call.principal),
             ),
             call.exchange.client_share(),
         ),

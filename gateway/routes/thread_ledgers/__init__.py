@@ -1,1 +1,1 @@
-"""What a thread's ledger holds: claims, and effects."""
+"""Operations on what is in the ledgers of threads: what people are asked, claims, and effects."""

@@ -10,7 +10,7 @@ from gateway.bodies.codec import value_in, value_out
 from gateway.bodies.scanning import Format
 from gateway.http.cursors import PageQuery
 from gateway.http.exchange import Answer, Exchange, path_id
-from gateway.routes.checkpoints.conversion import check_checkpoint_id, check_namespace
+from gateway.routes.places import check_checkpoint_id, check_namespace
 from gateway.routing.operations import Call, Operation
 from gateway.wire.thread_ledgers import effects as bodies
 from storage.effects.model import Effect, EffectFinish, EffectResolve, EffectStart
@@ -82,6 +82,7 @@ async def _value(exchange: Exchange, data: bytes) -> Raw:
     headers=("Stateroom-Client-Share",),
     problems=(*_CHANGING, "effect-in-progress", "effect-mismatch", "effect-repeats", "effect-unknown",
               "effects-exceeded", "claim-lost", "thread-claimed", "approval-not-found", "approval-required",
+              "approval-undecided", "approval-rejected", "approval-consumed", "approval-lapsed", "action-changed",
               "feature-off", "quota-exceeded"),
 )  # fmt: skip
 async def start_effect(call: Call[Scope], thread_id: str, effect_name: str) -> Answer:

@@ -15,6 +15,10 @@ EventType = Literal[
     "thread.archived",
     "thread.restored",
     "thread.stuck",
+    "approval.created",
+    "approval.decided",
+    "approval.expired",
+    "approval.superseded",
     "job.ended",
     "key.created",
     "key.revoked",
@@ -29,7 +33,7 @@ class EventStream(Response):
     ``incarnation`` tells a thread from an earlier one of the same id.
     """
 
-    kind: Literal["thread", "job", "tenant"]
+    kind: Literal["thread", "approval", "job", "tenant"]
     id: str
     incarnation: str
 

@@ -7,13 +7,37 @@ own, because it imports nothing of the gateway. Values are bounded by whoever re
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 import rfc8785
 
 _SAFE_MAX: Final = 2**53 - 1
 _TAG: Final = "$"
+_FORMAT: Final = 1
+# An approval's hash begins with it, so that it is never the hash of an action.
+_APPROVAL_PREFIX: Final = b"stateroom approval 1\0"
+
+
+class Action(msgspec.Struct, frozen=True):
+    """What an agent wants to do: all that a person's decision holds for.
+
+    Attributes:
+        tool: The tool's name.
+        tool_digest: SHA-256 of what the tool takes, in hex, as the SDK makes it; None: not known.
+        args: Its arguments, as the tool's schema leaves them, without what is injected.
+        thread_id: Where it is done.
+        agent: The program that does it, if it has a name.
+        subject_id: For whom.
+    """
+
+    tool: str
+    tool_digest: str | None
+    args: Mapping[str, Any]
+    thread_id: str
+    agent: str | None
+    subject_id: str
 
 
 def tagged(value: Any) -> Any:
@@ -57,3 +81,26 @@ def canonical(value: Any) -> bytes:
         return rfc8785.dumps(tagged(value))
     except (rfc8785.CanonicalizationError, UnicodeEncodeError):
         raise ValueError("a text is not valid Unicode, or a number is out of range") from None
+
+
+def action_hash(action: Action) -> bytes:
+    """The SHA-256 of an action's canonical form. It is stored only under a MAC: few arguments could be guessed.
+
+    Raises:
+        ValueError: As `tagged`.
+    """
+    members = {
+        "v": _FORMAT,
+        "tool": action.tool,
+        "tool_digest": action.tool_digest,
+        "args": action.args,
+        "thread": action.thread_id,
+        "agent": action.agent,
+        "subject": action.subject_id,
+    }
+    return hashlib.sha256(canonical(members)).digest()
+
+
+def approval_hash(hashes: Sequence[bytes]) -> bytes:
+    """The hash of an approval, by those of its actions in their order: what whoever decides must repeat."""
+    return hashlib.sha256(_APPROVAL_PREFIX + b"".join(hashes)).digest()

@@ -434,6 +434,12 @@ FROM (
             for table, column in _IN_LEDGERS
         )
     }
+    UNION ALL SELECT x.client_share, 1 FROM stateroom.approvals x
+    WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND {_other("x.request")}
+    UNION ALL SELECT false, 1 FROM stateroom.approvals x
+    WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND {_other("x.display")}
+    UNION ALL SELECT false, 1 FROM stateroom.approvals x
+    WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id AND {_other("x.decision")}
     UNION ALL SELECT true, 1 FROM stateroom.archives x
     WHERE x.tenant_id = :tenant_id AND x.subject_id = :subject_id
       AND ({_other("x.sealed")} OR x.key_versions <> ARRAY[('x' || encode(:version, 'hex'))::bit(32)::integer])

@@ -133,6 +133,7 @@ PURGE_TENANT = tuple(
     Statement(f"DELETE FROM stateroom.{table} WHERE tenant_id = :tenant_id")
     for table in (
         "save_policies",
+        "approval_policies",
         "vector_policies",
         "event_settings",
         "event_relays",

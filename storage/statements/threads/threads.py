@@ -170,6 +170,9 @@ WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :threa
         "thread_retention",
         "claims",
         "effects",
+        "approval_votes",
+        "approval_actions",
+        "approvals",
         "ledger_seals",
         "threads",
     )

@@ -2,15 +2,18 @@
 
 import asyncio
 import hashlib
+from datetime import UTC, datetime
 from uuid import uuid4
 
 import msgpack
 import pytest
 
+from storage.approvals.model import ApprovalPolicy, ApprovalQuery, Decision, Verdict, Voter
 from storage.control.features import DECISIONS
 from storage.effects.model import EFFECT_RESULT_BYTES_MAX, EffectFinish, EffectStart
-from storage.effects.verbs import Effects
 from storage.errors import (
+    ActionChanged,
+    ApprovalConsumed,
     ApprovalNotFound,
     ApprovalRequired,
     ClaimLost,
@@ -30,8 +33,8 @@ from storage.errors import (
     ThreadClaimed,
     ThreadNotFound,
 )
-from storage.model import Parent, Save
-from storage.scope import Scope, TenantListing
+from storage.model import Asker, NewAction, NewApproval, Parent, Save
+from storage.scope import Scope, TenantListing, TenantScope
 from tests.support.archive_rows import opened
 from tests.support.features import switch_on
 from tests.support.ledgers import SHARE, claim, effect_over, finish, resolve, rows, start, window_over
@@ -413,39 +416,60 @@ async def test_under_a_share_everything_written_opens_with_it_only(store, scope,
     assert (await store.effects.get(scope, "t1", "", "other", share=SHARE)).error == "E"
 
 
-async def test_an_approval_is_used_up_by_its_action_and_asked_for_where_a_policy_says_so(store, scope):
-    consumed = []
+async def approved(store, scope, args, tool="pay"):
+    """The id of an approval of one action, as a person gave it."""
+    asked = NewApproval("q", (NewAction(tool, msgpack.packb(args)),))
+    await save(store, scope, "t1", content=state(x=1), agent="payer", approvals=(asked,), asker=Asker("key", "key"))
+    [approval] = (await store.approvals.list(scope, ApprovalQuery(status="pending", thread_id="t1"))).approvals
+    voter = Voter("key-ada", "ada", datetime(2020, 1, 1, tzinfo=UTC))
+    shown = await store.approvals.open(scope, approval.approval_id, voter, None)
+    decision = Decision(approval.approval_id, shown.action_hash, (Verdict("approve"),))
+    await store.approvals.decide(scope, decision, voter)
+    return approval.approval_id
 
-    class Approvals:
-        async def consume(self, transaction, ledger, wanted):
-            if wanted.position > 0:
-                raise ApprovalNotFound
-            consumed.append((wanted.approval_id, wanted.action))
 
-        async def required(self, transaction, agent, tool):
-            return (agent, tool) == ("payer", "pay")
+async def test_an_approval_is_used_up_by_the_start_of_its_action_and_by_no_other(store, scope):
+    args = {"to": "bob", "amount": 1200}
+    approval_id = await approved(store, scope, args)
+    with pytest.raises(ApprovalNotFound):
+        await start(store, scope, args=args, approval_id=uuid4())
+    with pytest.raises(ApprovalNotFound):
+        await start(store, scope, args=args, approval_id=approval_id, approval_position=1)
+    for other in ({"args": {**args, "amount": 1500}}, {"args": args, "tool": "refund"}):
+        with pytest.raises(ActionChanged):
+            await start(store, scope, approval_id=approval_id, **other)
+    assert (await store.effects.list(scope, "t1")).items == []  # whoever is refused has started nothing
+    first = await start(store, scope, args=args, approval_id=approval_id)
+    assert first.must_run
+    await finish(store, scope, first, "failed")
+    for given in ({}, {"approval_id": approval_id}):  # it is this effect's, whatever attempt
+        again = await start(store, scope, args=args, **given)
+        assert again.must_run
+        await finish(store, scope, again, "failed")
+    with pytest.raises(ApprovalConsumed):
+        await start(store, scope, "more", args=args, repeat=True, approval_id=approval_id)
 
-    class Asking:
-        effects = Effects(store.effects._access, store.features, store.audit, Approvals())
 
+async def test_of_many_starts_with_one_approval_one_acts(store, scope):
+    args = {"to": "bob", "amount": 5}
+    approval_id = await approved(store, scope, args)
+    starts = (
+        start(store, scope, f"call-{number}", args=args, repeat=True, approval_id=approval_id) for number in range(6)
+    )
+    ended = await asyncio.gather(*starts, return_exceptions=True)
+    assert sorted(type(each).__name__ for each in ended) == ["ApprovalConsumed"] * 5 + ["EffectStarted"]
+
+
+async def test_a_tool_that_a_policy_names_is_not_started_without_an_approval(store, scope):
+    policy = ApprovalPolicy(required=True)
+    await store.approval_policies.put(TenantScope(scope.tenant_id), "payer", "pay", policy)
+    args = {"to": "bob", "amount": 7}
     await save(store, scope, agent="payer")
     with pytest.raises(ApprovalRequired):
-        await start(Asking, scope)
-    await start(Asking, scope, "free", tool="look")
-    approval_id = uuid4()
-    with pytest.raises(ApprovalNotFound):
-        await start(Asking, scope, approval_id=approval_id, approval_position=1)
-    first = await start(Asking, scope, approval_id=approval_id)
-    assert [each for each, _ in consumed] == [approval_id]
-    assert b'"agent":"payer"' in consumed[0][1]
-    await finish(Asking, scope, first, "failed")
-    for given in ({}, {"approval_id": approval_id}):  # it is this effect's, whatever attempt
-        again = await start(Asking, scope, **given)
-        assert again.must_run
-        await finish(Asking, scope, again, "failed")
-    assert len(consumed) == 1
-    with pytest.raises(ApprovalNotFound):
-        await start(store, scope, "more", approval_id=uuid4())
+        await start(store, scope, args=args)
+    assert (await start(store, scope, "free", tool="look")).must_run
+    approval_id = await approved(store, scope, args)
+    assert (await start(store, scope, args=args, approval_id=approval_id)).must_run
 
 
 async def test_a_thread_has_so_many_effects_and_no_more(store, scope, monkeypatch):

@@ -11,13 +11,14 @@ from crypto import KeyDestroyed
 from gateway.authentication import api_keys
 from gateway.settings import Settings
 from storage import model
+from storage.approvals import model as approvals
 from storage.clock import ManualClock
 from storage.control.clock_check import ClockOffset
-from storage.errors import CheckpointNotFound, ThreadNotFound
+from storage.errors import ApprovalNotFound, CheckpointNotFound, ThreadNotFound
 from storage.events import model as events
 from storage.keys.key_seals import Pepper, Peppers
 from storage.schemas.versions import WantedVersions
-from storage.scope import ClientShare, OperatorScope, Scope, TenantScope
+from storage.scope import ClientShare, OperatorScope, Scope, TenantListing, TenantScope
 from storage.service import Health
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -389,6 +390,80 @@ class Events:
         return self._woken
 
 
+class Approvals:
+    """Approvals of one tenant, which stand as a test says."""
+
+    def __init__(self) -> None:
+        self.stored: dict[UUID, approvals.Approval] = {}
+        self.content: approvals.ApprovalContent | None = None
+        self.queries: list[tuple[Scope | TenantListing, approvals.ApprovalQuery]] = []
+        self.decisions: list[tuple[Scope | TenantListing, approvals.Decision, approvals.Voter]] = []
+        self.opened: list[tuple[approvals.Voter, ClientShare | None]] = []
+        self.error: Exception | None = None
+
+    async def list(self, scope: Scope | TenantListing, query: approvals.ApprovalQuery) -> approvals.ApprovalPage:
+        self.queries.append((scope, query))
+        return approvals.ApprovalPage(list(self.stored.values()), next(iter(self.stored), None))
+
+    async def get(self, scope: Scope | TenantListing, approval_id: UUID) -> approvals.Approval:
+        found = self.stored.get(approval_id)
+        if found is None or (isinstance(scope, Scope) and scope.subject_id != found.subject_id):
+            raise ApprovalNotFound
+        return found
+
+    async def open(
+        self,
+        scope: Scope | TenantListing,
+        approval_id: UUID,
+        voter: approvals.Voter,
+        share: ClientShare | None = None,
+    ) -> approvals.ApprovalContent:
+        await self.get(scope, approval_id)
+        self.opened.append((voter, share))
+        assert self.content is not None
+        return self.content
+
+    async def decide(
+        self, scope: Scope | TenantListing, decision: approvals.Decision, voter: approvals.Voter
+    ) -> approvals.Approval:
+        if self.error is not None:
+            raise self.error
+        found = await self.get(scope, decision.approval_id)
+        self.decisions.append((scope, decision, voter))
+        self.stored[decision.approval_id] = replace(found, status="approved")
+        return self.stored[decision.approval_id]
+
+    async def cancel(self, scope: Scope, approval_id: UUID, voter: approvals.Voter) -> approvals.Approval:
+        found = await self.get(scope, approval_id)
+        self.stored[approval_id] = replace(found, status="cancelled")
+        return self.stored[approval_id]
+
+
+class ApprovalPolicies:
+    def __init__(self) -> None:
+        self.set: dict[tuple[str | None, str | None], approvals.ApprovalPolicy] = {}
+
+    async def put(
+        self,
+        scope: TenantScope,
+        agent: str | None,
+        tool: str | None,
+        policy: approvals.ApprovalPolicy | None,
+        actor: str = "",
+    ) -> list[approvals.PolicyEntry]:
+        if policy is None:
+            self.set.pop((agent, tool), None)
+        else:
+            self.set[agent, tool] = policy
+        return self._entries()
+
+    def _entries(self) -> list[approvals.PolicyEntry]:
+        return [approvals.PolicyEntry(*key, policy, NOW) for key, policy in self.set.items()]
+
+    async def list(self, scope: TenantScope) -> list[approvals.PolicyEntry]:
+        return self._entries()
+
+
 class Keys:
     def __init__(self) -> None:
         self.shredded_ids: set[str] = set()
@@ -412,6 +487,8 @@ class MemoryStore:
         self.items = Items()
         self.events = Events()
         self.keys = Keys()
+        self.approvals = Approvals()
+        self.approval_policies = ApprovalPolicies()
         self.event_relay = EventRelay()
         self.shred = Shreds()
         self.runner = Runner()

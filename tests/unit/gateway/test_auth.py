@@ -195,8 +195,9 @@ async def test_a_tenant_comes_with_a_key_that_administers_it(call):
         who = (await operator.get("/v1/whoami", headers=headers)).json()
     assert who["tenant_id"] == made["tenant_id"]
     assert who["permissions"] == ["tenant:admin"]
+    approvals = ["approval:assert", "approval:decide", "approval:open", "approval:read"]
     state = ["state:delete", "state:export", "state:read", "state:write"]
-    assert who["grants"] == ["approval:decide", "event:read", *state, "subject:act_as", "tenant:admin"]
+    assert who["grants"] == [*approvals, "event:read", *state, "subject:act_as", "tenant:admin"]
 
 
 async def test_last_use_is_stored_in_batches(store):

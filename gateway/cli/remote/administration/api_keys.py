@@ -22,7 +22,10 @@ PERMISSIONS = (
     "state:delete",
     "state:export",
     "event:read",
+    "approval:read",
+    "approval:open",
     "approval:decide",
+    "approval:assert",
     "subject:act_as",
     "tenant:admin",
 )

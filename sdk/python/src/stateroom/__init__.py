@@ -4,6 +4,21 @@ This package owns the client's side of API v1. It imports nothing of the gateway
 ``stateroom.langgraph`` is imported.
 """
 
+from stateroom._approvals.approvals import Approvals
+from stateroom._approvals.asked import Asked
+from stateroom._approvals.async_approvals import AsyncApprovals
+from stateroom._approvals.shapes import (
+    Approval,
+    ApprovalAction,
+    ApprovalActionState,
+    ApprovalContent,
+    ApprovalPage,
+    ApprovalVote,
+    NewAction,
+    NewApproval,
+    Verdict,
+)
+from stateroom._decisions.actions import Action, action_hash, approval_hash, tool_digest
 from stateroom._events.shapes import Event, EventStream
 from stateroom._items.async_items import AsyncItems
 from stateroom._items.items import Items
@@ -56,8 +71,17 @@ from stateroom.async_artifacts import AsyncArtifactFile, AsyncArtifacts
 from stateroom.async_client import AsyncClient
 from stateroom.client import Client
 from stateroom.errors import (
+    ActionChanged,
+    ApprovalConsumed,
+    ApprovalDecided,
+    ApprovalExpired,
+    ApprovalLapsed,
     ApprovalNotFound,
+    ApprovalNotYours,
+    ApprovalRejected,
     ApprovalRequired,
+    ApprovalsExceeded,
+    ApprovalUndecided,
     ArchiveUnavailable,
     ArtifactNotFound,
     ArtifactReferenced,
@@ -79,6 +103,7 @@ from stateroom.errors import (
     Conflict,
     DeltaChainNeeded,
     DigestMismatch,
+    EditInvalid,
     EffectInProgress,
     EffectMismatch,
     EffectNotFound,
@@ -176,10 +201,27 @@ from stateroom.types import (
 
 __all__ = [
     "SHARED",
+    "Action",
+    "ActionChanged",
     "AgentState",
     "Answer",
+    "Approval",
+    "ApprovalAction",
+    "ApprovalActionState",
+    "ApprovalConsumed",
+    "ApprovalContent",
+    "ApprovalDecided",
+    "ApprovalExpired",
+    "ApprovalLapsed",
     "ApprovalNotFound",
+    "ApprovalNotYours",
+    "ApprovalPage",
+    "ApprovalRejected",
     "ApprovalRequired",
+    "ApprovalUndecided",
+    "ApprovalVote",
+    "Approvals",
+    "ApprovalsExceeded",
     "ArchiveUnavailable",
     "Artifact",
     "ArtifactFile",
@@ -188,6 +230,8 @@ __all__ = [
     "ArtifactShared",
     "ArtifactUnknown",
     "Artifacts",
+    "Asked",
+    "AsyncApprovals",
     "AsyncArtifactFile",
     "AsyncArtifacts",
     "AsyncClaim",
@@ -220,6 +264,7 @@ __all__ = [
     "DeltaChainNeeded",
     "DigestMismatch",
     "Disposition",
+    "EditInvalid",
     "Effect",
     "EffectInProgress",
     "EffectMismatch",
@@ -276,6 +321,8 @@ __all__ = [
     "Message",
     "Model",
     "Near",
+    "NewAction",
+    "NewApproval",
     "NotConfigured",
     "NotFound",
     "OnceKeyReused",
@@ -338,15 +385,19 @@ __all__ = [
     "UploadNotFound",
     "UploadedPart",
     "Usage",
+    "Verdict",
     "WhoAmI",
     "Workspace",
     "WorkspaceRestored",
     "WorkspaceSnapshot",
     "WritesPending",
     "acting_for",
+    "action_hash",
+    "approval_hash",
     "chat_form",
     "current_effect",
     "current_subject",
     "encode_id",
     "new_client_share",
+    "tool_digest",
 ]

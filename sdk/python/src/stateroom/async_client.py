@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack, c
 
 import httpx2
 
+from stateroom._approvals.async_approvals import AsyncApprovals
 from stateroom._artifacts.transfers import Reception
 from stateroom._events import requests as event_requests
 from stateroom._events.async_listening import async_listen
@@ -353,6 +354,15 @@ class AsyncClient:
     def items(self) -> AsyncItems:
         """What the subject remembers across threads: values under paths."""
         return AsyncItems(self)
+
+    @property
+    def approvals(self) -> AsyncApprovals:
+        """What people are asked before agents go on, and what they decide."""
+        return AsyncApprovals(self)
+
+    def monotonic(self) -> float:
+        """Seconds since some fixed moment, by the client's clock."""
+        return self._clock.monotonic()
 
     @property
     def artifacts(self) -> AsyncArtifacts:

@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack, c
 
 import httpx2
 
+from stateroom._approvals.approvals import Approvals
 from stateroom._artifacts.transfers import Reception
 from stateroom._events import requests as event_requests
 from stateroom._events.listening import listen
@@ -348,6 +349,15 @@ class Client:
     def items(self) -> Items:
         """What the subject remembers across threads: values under paths."""
         return Items(self)
+
+    @property
+    def approvals(self) -> Approvals:
+        """What people are asked before agents go on, and what they decide."""
+        return Approvals(self)
+
+    def monotonic(self) -> float:
+        """Seconds since some fixed moment, by the client's clock."""
+        return self._clock.monotonic()
 
     @property
     def artifacts(self) -> Artifacts:

@@ -213,6 +213,10 @@ class PermissionDenied(StateroomError):
     """The credential lacks the permission."""
 
 
+class ApprovalNotYours(PermissionDenied):
+    """Whoever asked does not approve, nor does who approved already, nor a key younger than the question."""
+
+
 class SubjectMismatch(PermissionDenied):
     """The credential is bound to another subject than the one named."""
 
@@ -235,6 +239,10 @@ class CheckpointNotFound(NotFound):
 
 class ItemNotFound(NotFound):
     """The subject has no such item, or its time is over."""
+
+
+class ApprovalNotFound(NotFound):
+    """There is no such approval that the credential may see."""
 
 
 class ArtifactNotFound(NotFound):
@@ -317,12 +325,40 @@ class ResultMissing(StateroomError):
     """The effect happened, and its result could not be kept; nothing is done again."""
 
 
-class ApprovalNotFound(NotFound):
-    """There is no such approval."""
+class ActionChanged(Conflict):
+    """What is asked, or about to be done, is another action than the one that was decided about."""
+
+
+class ApprovalDecided(Conflict):
+    """The approval was decided otherwise before, was cancelled, or superseded by another question."""
+
+
+class ApprovalConsumed(Conflict):
+    """What was approved was begun before; another time takes another approval."""
+
+
+class ApprovalUndecided(Conflict):
+    """Nobody has decided yet."""
+
+
+class ApprovalRejected(Conflict):
+    """A person said no."""
 
 
 class ApprovalRequired(Conflict):
-    """A policy wants a person's approval before the tool is called."""
+    """The tenant's policy lets this tool act only with an approval."""
+
+
+class ApprovalsExceeded(Conflict):
+    """The thread has as many approvals that wait as it may."""
+
+
+class ApprovalExpired(StateroomError):
+    """Nobody decided in time."""
+
+
+class ApprovalLapsed(StateroomError):
+    """It was approved, and not begun in time: ask again."""
 
 
 class ItemMoved(Conflict):
@@ -445,6 +481,10 @@ class PreconditionRequired(StateroomError):
 
 class InvalidRequest(StateroomError):
     """The request is not understood; ``errors`` says where."""
+
+
+class EditInvalid(InvalidRequest):
+    """Edited arguments are not what the tool takes, or change what is hidden."""
 
 
 class ParentUnknown(InvalidRequest):

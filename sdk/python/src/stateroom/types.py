@@ -92,6 +92,7 @@ class CheckpointOptions(TypedDict, total=False):
         checkpoint_id: An id of the caller's own; minted by the gateway when left out.
         items: Items to put in the same transaction (``ItemWrite``): all of them and the checkpoint, or nothing. One
             whose condition does not hold refuses the save.
+        approvals: What a person is asked before the agent goes on (``NewApproval``), stored in the same transaction.
         previews: What large values are, by their paths in the state (JSON pointers, such as ``/page/html``): a
             ``Preview``, or only its data. What is said of a value is remembered, and said again with later saves of it.
     """
@@ -105,6 +106,7 @@ class CheckpointOptions(TypedDict, total=False):
     source: str | None
     checkpoint_id: str | None
     items: Sequence[Any]
+    approvals: Sequence[Any]
     previews: Mapping[str, Preview | bytes | str] | None
 
 

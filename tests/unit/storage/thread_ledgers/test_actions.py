@@ -1,13 +1,16 @@
 """An action has one form, whatever wrote it down, and two actions never share one."""
 
+import hashlib
 import math
 from decimal import Decimal
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.format.thread_ledgers.actions import canonical
+from storage.format.thread_ledgers.actions import Action, action_hash, approval_hash, canonical
+from tests.support.action_vectors import VECTORS, received
 
 TABLE = [
     ({"b": 1, "a": [True, None, "\u20ac"]}, '{"a":[true,null,"\u20ac"],"b":1}'),
@@ -40,6 +43,47 @@ def test_a_value_has_this_form(value, text):
 def test_what_has_no_form_is_refused(value):
     with pytest.raises(ValueError, match=r"\w"):
         canonical(value)
+
+
+ACTION = Action("pay", "ab" * 32, {"amount": 1200}, "t-1", "bank", "alice")
+
+
+def test_the_hash_of_an_action_is_of_all_of_it():
+    text = (
+        '{"agent":"bank","args":{"amount":1200},"subject":"alice","thread":"t-1","tool":"pay",'
+        f'"tool_digest":"{"ab" * 32}","v":1}}'
+    )
+    assert action_hash(ACTION) == hashlib.sha256(text.encode()).digest()
+    others = [
+        {"tool": "pays"}, {"tool_digest": None}, {"args": {"amount": 1500}}, {"args": {}}, {"thread_id": "t-2"},
+        {"agent": None}, {"agent": ""}, {"subject_id": "bob"},
+    ]  # fmt: skip
+    hashes = {action_hash(ACTION), *(action_hash(msgspec.structs.replace(ACTION, **each)) for each in others)}
+    assert len(hashes) == 1 + len(others)
+
+
+def test_the_hash_of_an_approval_is_of_its_actions_in_their_order():
+    one, other = bytes(32), bytes([1]) * 32
+    hashes = [approval_hash(each) for each in ([one], [one, other], [other, one], [one, one], [])]
+    assert len({*hashes, one}) == 6
+    assert hashes[0] == hashlib.sha256(b"stateroom approval 1\0" + one).digest()
+
+
+@pytest.mark.parametrize("vector", VECTORS["actions"], ids=lambda each: each["name"])
+def test_the_published_vectors_hold(vector):
+    args = received(vector["args"])
+    members = {"v": 1, "args": args} | {
+        key: vector[key] for key in ("tool", "tool_digest", "thread", "agent", "subject")
+    }
+    assert canonical(members).decode() == vector["canonical"]
+    action = Action(vector["tool"], vector["tool_digest"], args, vector["thread"], vector["agent"], vector["subject"])
+    assert action_hash(action).hex() == vector["sha256"]
+
+
+def test_the_published_vectors_of_approvals_hold():
+    hashes = {each["name"]: bytes.fromhex(each["sha256"]) for each in VECTORS["actions"]}
+    for each in VECTORS["approvals"]:
+        assert approval_hash([hashes[name] for name in each["actions"]]).hex() == each["sha256"]
 
 
 @given(values, values)

@@ -13,8 +13,8 @@ class EventStream(msgspec.Struct, frozen=True):
     """What an event has an order with: events of one stream come in the order in which they happened.
 
     Attributes:
-        kind: ``thread``, ``job`` or ``tenant``.
-        id: The thread's or job's id; of the tenant the empty text.
+        kind: ``thread``, ``approval``, ``job`` or ``tenant``.
+        id: The thread's, approval's or job's id; of the tenant the empty text.
         incarnation: Tells a thread from an earlier one of the same id.
     """
 

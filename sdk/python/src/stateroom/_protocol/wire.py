@@ -94,6 +94,7 @@ class SaveRequest(Struct, kw_only=True, omit_defaults=True):
     state_leaves: dict[str, list[Leaf]] = {}
     items: list[Any] = []
     fence: int | None = None
+    approvals: list[Any] = []
 
 
 class WriteIn(Struct, kw_only=True, omit_defaults=True):
@@ -119,6 +120,9 @@ class WritesRequest(Struct, kw_only=True, omit_defaults=True):
     state_schema: str | None = None
     state_version: int | None = None
     fence: int | None = None
+    approvals: list[Any] = []
+    # Questions that another write of this run asks, or has asked.
+    approval_refs: list[str] = []
 
 
 class WritesReceipt(Struct, kw_only=True):

@@ -10,6 +10,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from datetime import UTC, datetime
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
+from stateroom._approvals.asked import Asked, is_about, is_asked_here
+from stateroom._approvals.async_approvals import AsyncApprovals
+from stateroom._approvals.shapes import NewApproval
 from stateroom._artifacts.async_ranges import AsyncCarrier
 from stateroom._io.on_loop import finished
 from stateroom._items.shapes import ItemVectors, Near
@@ -46,7 +49,7 @@ from stateroom._threads.steps import ThreadOptions, ThreadSteps
 from stateroom._threads.trajectories import Lines, StepT, TrajectoryStep, Wanted, step_lines
 from stateroom._workspaces.async_workspace import AsyncWorkspace
 from stateroom.async_artifacts import AsyncArtifacts
-from stateroom.errors import GatewayUnavailable, InvalidRequest
+from stateroom.errors import ApprovalNotFound, GatewayUnavailable, InvalidRequest
 from stateroom.types import (
     CheckpointInfo,
     CheckpointOptions,
@@ -72,6 +75,9 @@ class AsyncCaller(AsyncCarrier, Protocol):
     """What a thread needs of a client."""
 
     pieces: PieceCache
+
+    def monotonic(self) -> float:
+        """Seconds since some fixed moment."""
 
     def infos(self, selection: calls.Selection, limit: int | None) -> AsyncIterator[CheckpointInfo]:
         """Selected checkpoints, newest first, page by page."""
@@ -157,6 +163,43 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
         request = self._save_request(options, options.get("state_schema"), options.get("state_version"))
         pinned = self._client.pin()
         return await self._client.drive(self._save(pinned, state, request, options), pinned)
+
+    async def ask(
+        self,
+        state: StateT,
+        approval: NewApproval,
+        *,
+        timeout_seconds: float | None = None,
+        **options: Unpack[SaveOptions],
+    ) -> Asked:
+        """Save a checkpoint that waits for a person, and wait for the answer: for agents without a framework.
+
+        A program that was stopped meanwhile asks again, by the same name: the same question is the same approval, also
+        when it was decided by then. Another action under that name is another question, and takes the place of the
+        one before, even if that was approved.
+
+        Args:
+            state: The whole state.
+            approval: The question, with one action.
+            timeout_seconds: How long to wait for the answer; left out: as long as it takes.
+            options: What ``SaveOptions`` lists; the status is ``waiting`` when left out.
+
+        Returns:
+            The answer. Do what was approved with ``args`` and nothing else: a person may have edited them.
+
+        Raises:
+            ApprovalNotFound: Another writer to the thread asked something else in its place.
+            StateroomError: As ``save``, and as ``client.approvals.wait`` and ``open``. It takes ``approval:read`` and
+                ``approval:open``, for the key's own subject.
+        """
+        refuse_unknown("ask", options, SaveOptions)
+        await self.save(state, **self._asking(approval, options))
+        approvals = AsyncApprovals(self._client)
+        async for each in approvals.list(thread=self.thread_id):
+            if is_asked_here(each, self.namespace) and is_about(each, await approvals.open(each.approval_id), approval):
+                decided = await approvals.wait(each.approval_id, timeout_seconds=timeout_seconds)
+                return Asked(decided, await approvals.open(each.approval_id))
+        raise ApprovalNotFound("another writer to the thread asked something else in its place")
 
     async def complete(
         self, state: StateT, *, vectors: Mapping[str, ItemVectors] | None = None, **options: Unpack[SaveOptions]

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypedDict
 
 from msgspec import UNSET
 
+from stateroom._approvals.shapes import NewApproval
 from stateroom._items.shapes import ItemVectors
 from stateroom._protocol import calls
 from stateroom._protocol.core import Call, Pinned, Steps
@@ -236,6 +237,7 @@ class ThreadSteps(Generic[StateT]):
             state_version=state_version,
             items=[*options.get("items", ())],
             fence=self._held.fence,
+            approvals=[*options.get("approvals", ())],
         )
 
     def _make_strict(self) -> Steps[None]:
@@ -336,6 +338,16 @@ class ThreadSteps(Generic[StateT]):
         head = yield from self._load(pinned)
         plain = {} if head is None else state_to_plain(head.state)
         return (yield from gather(self.thread_id, head, plain, wanted))
+
+    def _asking(self, approval: NewApproval, options: SaveOptions) -> SaveOptions:
+        """The options of the save that asks.
+
+        Raises:
+            InvalidRequest: It asks about several actions, or about others, too.
+        """
+        if len(approval.actions) != 1 or options.get("approvals"):
+            raise InvalidRequest("ask is about one action; save(..., approvals=[...]) takes several")
+        return {"status": "waiting", **options, "approvals": [approval]}
 
     def _completing(
         self, state: StateT, options: SaveOptions, vectors: Mapping[str, ItemVectors], now: datetime

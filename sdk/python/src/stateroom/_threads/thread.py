@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
 
+from stateroom._approvals.approvals import Approvals
+from stateroom._approvals.asked import Asked, is_about, is_asked_here
+from stateroom._approvals.shapes import NewApproval
 from stateroom._artifacts.ranges import Carrier
 from stateroom._io.blocking import finished
 from stateroom._items.shapes import ItemVectors, Near
@@ -47,7 +50,7 @@ from stateroom._threads.steps import ThreadOptions, ThreadSteps
 from stateroom._threads.trajectories import Lines, StepT, TrajectoryStep, Wanted, step_lines
 from stateroom._workspaces.workspace import Workspace
 from stateroom.artifacts import Artifacts
-from stateroom.errors import GatewayUnavailable, InvalidRequest
+from stateroom.errors import ApprovalNotFound, GatewayUnavailable, InvalidRequest
 from stateroom.types import (
     CheckpointInfo,
     CheckpointOptions,
@@ -73,6 +76,9 @@ class Caller(Carrier, Protocol):
     """What a thread needs of a client."""
 
     pieces: PieceCache
+
+    def monotonic(self) -> float:
+        """Seconds since some fixed moment."""
 
     def infos(self, selection: calls.Selection, limit: int | None) -> Iterator[CheckpointInfo]:
         """Selected checkpoints, newest first, page by page."""
@@ -156,6 +162,43 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
         request = self._save_request(options, options.get("state_schema"), options.get("state_version"))
         pinned = self._client.pin()
         return self._client.drive(self._save(pinned, state, request, options), pinned)
+
+    def ask(
+        self,
+        state: StateT,
+        approval: NewApproval,
+        *,
+        timeout_seconds: float | None = None,
+        **options: Unpack[SaveOptions],
+    ) -> Asked:
+        """Save a checkpoint that waits for a person, and wait for the answer: for agents without a framework.
+
+        A program that was stopped meanwhile asks again, by the same name: the same question is the same approval, also
+        when it was decided by then. Another action under that name is another question, and takes the place of the
+        one before, even if that was approved.
+
+        Args:
+            state: The whole state.
+            approval: The question, with one action.
+            timeout_seconds: How long to wait for the answer; left out: as long as it takes.
+            options: What ``SaveOptions`` lists; the status is ``waiting`` when left out.
+
+        Returns:
+            The answer. Do what was approved with ``args`` and nothing else: a person may have edited them.
+
+        Raises:
+            ApprovalNotFound: Another writer to the thread asked something else in its place.
+            StateroomError: As ``save``, and as ``client.approvals.wait`` and ``open``. It takes ``approval:read`` and
+                ``approval:open``, for the key's own subject.
+        """
+        refuse_unknown("ask", options, SaveOptions)
+        self.save(state, **self._asking(approval, options))
+        approvals = Approvals(self._client)
+        for each in approvals.list(thread=self.thread_id):
+            if is_asked_here(each, self.namespace) and is_about(each, approvals.open(each.approval_id), approval):
+                decided = approvals.wait(each.approval_id, timeout_seconds=timeout_seconds)
+                return Asked(decided, approvals.open(each.approval_id))
+        raise ApprovalNotFound("another writer to the thread asked something else in its place")
 
     def complete(
         self, state: StateT, *, vectors: Mapping[str, ItemVectors] | None = None, **options: Unpack[SaveOptions]

@@ -35,6 +35,8 @@ from stateroom._langgraph.answers import Answers, model_of, usage_of
 from stateroom._langgraph.cache import CacheOptions, StateroomCache
 from stateroom._langgraph.columns import ConfigIds, graph_name, is_step, name_of, word_of
 from stateroom._langgraph.connections import Connected
+from stateroom._langgraph.decisions.asking import DecisionRules
+from stateroom._langgraph.decisions.deciding import Asked, Deciding
 from stateroom._langgraph.field_types import serialiser
 from stateroom._langgraph.listing import Listing
 from stateroom._langgraph.runs import held_by, pin
@@ -146,6 +148,8 @@ class SaverOptions(TypedDict, total=False):
             read, and brought back by a write, without any of this.
         strict: Make every thread that is saved to strict, so that of two runs at once in one thread the second is told
             (``HeadMoved``) instead of one's steps being left out. It costs a request when a thread is first saved to.
+        decisions: How interrupts become approvals, which people find and decide in the gateway
+            (``stateroom.langgraph.decisions``). Left out: they do not.
     """
 
     subject: Subject
@@ -161,6 +165,7 @@ class SaverOptions(TypedDict, total=False):
     state_version: StateVersion | str | Mapping[str, StateVersion | str] | None
     restore_seconds_max: float | None
     strict: bool
+    decisions: DecisionRules | None
 
 
 class StateroomSaver(Connected, BaseCheckpointSaver[str]):
@@ -207,6 +212,8 @@ class StateroomSaver(Connected, BaseCheckpointSaver[str]):
         self._growth = Growth()
         self._histories = Histories()
         self._answers = Answers()
+        rules = options.get("decisions")
+        self.decisions = None if rules is None else Deciding(rules, self._endpoint, self._drive, self._adrive)
 
     @classmethod
     def from_env(cls, **options: Unpack[SaverOptions]) -> Self:
@@ -732,6 +739,8 @@ class StateroomSaver(Connected, BaseCheckpointSaver[str]):
         values = [*by_idx.values()]
         checkpoint_id = ids.checkpoint_id
         version = self._state_versions.get(_subgraph(ids.namespace))
+        agent = name_of(self._agent) or graph_name(config)
+        asked = Asked() if self.decisions is None else self.decisions.asked(ids, writes, agent, pinned)
         request = WritesRequest(
             writes=values,
             namespace=ids.namespace,
@@ -740,6 +749,8 @@ class StateroomSaver(Connected, BaseCheckpointSaver[str]):
             state_schema=None if version is None else version.schema,
             state_version=None if version is None else version.number,
             fence=held_by(self._endpoint, config).fence,
+            approvals=asked.approvals,
+            approval_refs=asked.refs,
         )
         yield from sending(
             self._pieces,

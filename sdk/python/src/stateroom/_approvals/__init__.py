@@ -1,0 +1,1 @@
+"""Approvals: what people are asked before an agent goes on, and what they decided."""

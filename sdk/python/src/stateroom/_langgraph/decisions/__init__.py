@@ -1,0 +1,1 @@
+"""Questions of graphs as approvals, answers for graphs, and the gate before what a graph does."""

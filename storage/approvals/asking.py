@@ -1,0 +1,273 @@
+"""Asking: what a save or a task's writes ask people is stored in the same transaction, or neither is.
+
+Owns what supersedes what: the same question with the same actions is the same approval as long as it waits or its
+answer stands; with other actions it supersedes the one before, also an approved one. A checkpoint that a namespace
+takes supersedes what waits there, unless it asks that again. An approval that was given stays: what it allows comes
+next.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+from uuid_utils import uuid7
+
+from crypto import Sealer
+from storage.access.access import Access
+from storage.approvals.events import draft_of
+from storage.approvals.model import (
+    APPROVAL_ACTIONS_MAX,
+    APPROVAL_CONTENT_BYTES_MAX,
+    APPROVALS_ENDED_MAX,
+    APPROVALS_PENDING_MAX,
+    EXPIRES_SECONDS_MAX,
+    EXPIRES_SECONDS_MIN,
+)
+from storage.approvals.policies import policy_for
+from storage.approvals.rows import Request, RequestedAction, ThreadApprovals, action_mac, keyed, seal_part
+from storage.control.features import DECISIONS
+from storage.encoding import encode_msgpack
+from storage.errors import ApprovalsExceeded, InvalidState, LimitExceeded
+from storage.format.thread_ledgers.actions import Action, action_hash, approval_hash
+from storage.model import Asker, NewAction, NewApproval
+from storage.postgres.unit_of_work import Transaction
+from storage.scope import Scope, check_id
+from storage.statements.thread_ledgers.approvals import ActionRow, ApprovalRow
+from storage.thread_ledgers.locked import LockedLedger
+
+# As long as it stands so, the same question with the same actions is the same approval.
+_STANDS: Final = frozenset({"pending", "approved", "rejected", "answered"})
+_ENDED: Final = frozenset({"expired", "cancelled", "superseded", "consumed", "lapsed"})
+_VERDICTS: Final = frozenset({"approve", "reject", "edit", "respond"})
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """What a transaction asks, and where.
+
+    Attributes:
+        thread_id: The thread, which the transaction has locked.
+        namespace: The namespace that is written to.
+        checkpoint_id: The checkpoint that waits.
+        run_id: The run that asks.
+        agent: The agent that asks, where an approval names none; None: the thread's.
+        asker: The key that asks; None only where nothing is asked.
+        approvals: What is asked.
+        supersedes: Whether a checkpoint was stored, so that what waited in its namespace does so no more.
+    """
+
+    thread_id: str
+    namespace: str
+    checkpoint_id: str
+    run_id: str | None
+    agent: str | None
+    asker: Asker | None
+    approvals: tuple[NewApproval, ...]
+    supersedes: bool
+
+
+def root_of(namespace: str) -> str:
+    """The first segment of a namespace, in which LangGraph's subgraphs run."""
+    return namespace.split("|", 1)[0]
+
+
+async def ready(access: Access, approvals: tuple[NewApproval, ...], asker: Asker | None) -> None:
+    """Return if these can be asked, outside of transactions.
+
+    Raises:
+        FeatureOff: An older build may run; finish the upgrade first.
+        InvalidState: Something of them cannot be stored.
+        LimitExceeded: One is too large.
+    """
+    if not approvals:
+        return
+    await access.control.features.require(DECISIONS, "people are asked for approval")
+    await access.control.ready_to_check()
+    if asker is None:
+        raise InvalidState("nobody asks")
+    if len({each.external_id for each in approvals}) != len(approvals):
+        raise InvalidState("two approvals have the same external_id", "/approvals")
+    for position, each in enumerate(approvals):
+        _check(each, f"/approvals/{position}")
+
+
+def _check(new: NewApproval, pointer: str) -> None:
+    check_id(new.external_id, "external_id")
+    if not 1 <= len(new.actions) <= APPROVAL_ACTIONS_MAX:
+        raise InvalidState(f"an approval has 1 to {APPROVAL_ACTIONS_MAX} actions", f"{pointer}/actions")
+    if not new.allowed or not new.allowed <= _VERDICTS:
+        raise InvalidState("allowed has what may be said: approve, reject, edit, respond", f"{pointer}/allowed")
+    seconds = new.expires_seconds
+    if seconds is not None and not EXPIRES_SECONDS_MIN <= seconds <= EXPIRES_SECONDS_MAX:
+        raise InvalidState("an approval expires after 60 seconds to 30 days", f"{pointer}/expires_seconds")
+    size = len(encode_msgpack(_request(new))) + len((new.display or "").encode())
+    if size > APPROVAL_CONTENT_BYTES_MAX:
+        raise LimitExceeded("APPROVAL_CONTENT_BYTES_MAX", APPROVAL_CONTENT_BYTES_MAX, size)
+    for position, action in enumerate(new.actions):
+        check_id(action.tool, "tool")
+        args_of(action.args, f"{pointer}/actions/{position}/args")
+
+
+def args_of(args: bytes, pointer: str) -> dict[str, Any]:
+    """Arguments as they are hashed.
+
+    Raises:
+        InvalidState: They are no map in MessagePack.
+    """
+    try:
+        found = msgspec.msgpack.decode(args)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise InvalidState("arguments are a map", pointer) from None
+    if not isinstance(found, dict):
+        raise InvalidState("arguments are a map", pointer)
+    return found
+
+
+def hash_of(sealer: Sealer, thread_id: str, agent: str | None, action: NewAction | RequestedAction) -> bytes:
+    """The hash of an action.
+
+    Raises:
+        InvalidState: Its arguments have no canonical form.
+    """
+    args = args_of(action.args, "")
+    try:
+        return action_hash(Action(action.tool, action.tool_digest, args, thread_id, agent, sealer.subject_id))
+    except ValueError as error:
+        raise InvalidState(f"arguments cannot be asked about: {error}") from None
+
+
+def _request(new: NewApproval) -> Request:
+    actions = [
+        RequestedAction(each.tool, each.tool_digest, each.args, each.args_schema, list(each.hide), each.description)
+        for each in new.actions
+    ]
+    return Request(new.external_id, new.message, new.response_schema, actions)
+
+
+async def ask(access: Access, scope: Scope, transaction: Transaction, sealer: Sealer, asking: Asking) -> None:
+    """Store what is asked, last of all that the transaction writes to the thread.
+
+    Raises:
+        ApprovalsExceeded: As many wait in the thread as may.
+        IntegrityFailure: The thread's approvals, or a policy, were changed outside the gateway.
+    """
+    ledger = await LockedLedger.lock(transaction, sealer, asking.thread_id)
+    held = await ThreadApprovals.read(transaction, ledger)
+    before = ledger.seal
+    await _Asked(access, scope, transaction, ledger, held, asking).run()
+    if ledger.seal != before:
+        await held.store_open_count()
+        await ledger.store(transaction, access.note_ledger(scope, sealer, asking.thread_id))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One transaction's questions."""
+
+    access: Access
+    scope: Scope
+    transaction: Transaction
+    ledger: LockedLedger
+    held: ThreadApprovals
+    asking: Asking
+
+    async def run(self) -> None:
+        """Add what is new, and supersede what is not asked any more."""
+        held, root = self.held, root_of(self.asking.namespace)
+        kept: set[UUID] = set()
+        for new in self.asking.approvals:
+            external = keyed(self.ledger.sealer, b"external-id", new.external_id.encode())
+            agent = new.agent or self.asking.agent or self.ledger.thread.agent
+            hashes = [hash_of(self.ledger.sealer, self.asking.thread_id, agent, each) for each in new.actions]
+            asked = action_mac(self.ledger.sealer, approval_hash(hashes))
+            same_name = [
+                each
+                for each in held.approvals.values()
+                if (each.namespace, each.external_mac) == (root, external) and each.status in _STANDS
+            ]
+            repeated = [each for each in same_name if each.asked_mac == asked]
+            kept.update(each.approval_id for each in repeated)
+            for each in same_name:
+                if each.asked_mac != asked:
+                    await self._supersede(each)
+            if not repeated:
+                kept.add(await self._add(new, agent, external, hashes))
+        if self.asking.supersedes:
+            for each in [*held.approvals.values()]:
+                # LangGraph may store what a task asks before the checkpoint that it asks at, and that one's parent.
+                is_older = each.checkpoint_id is None or each.checkpoint_id < self.asking.checkpoint_id
+                if each.status == "pending" and each.namespace == root and is_older and each.approval_id not in kept:
+                    await self._supersede(each)
+        if held.open_count > APPROVALS_PENDING_MAX:
+            raise ApprovalsExceeded
+        ended = [each for each in held.approvals.values() if each.status in _ENDED or each.status == "rejected"]
+        for each in ended[: max(0, len(ended) - APPROVALS_ENDED_MAX)]:
+            await held.remove(each)
+
+    async def _supersede(self, approval: ApprovalRow) -> None:
+        if approval.status in {"rejected", "answered"}:
+            return  # it ended; what is asked now is another question
+        await self.held.change(approval, status="superseded")
+        await self._tell("approval.superseded", approval.approval_id)
+
+    async def _add(self, new: NewApproval, agent: str | None, external: bytes, hashes: list[bytes]) -> UUID:
+        asking, ledger, sealer = self.asking, self.ledger, self.ledger.sealer
+        policy = await policy_for(self.transaction, self.access.control, agent, {each.tool for each in new.actions})
+        if asking.asker is None:
+            raise InvalidState("nobody asks")
+        approval_id = UUID(int=uuid7().int)
+        content = encode_msgpack(_request(new))
+        display = None if new.display is None else new.display.encode()
+        mac = action_mac(sealer, approval_hash(hashes))
+        seconds = min(new.expires_seconds or policy.expires_seconds, policy.expires_seconds)
+        allowed = new.allowed if policy.edit_allowed else new.allowed - {"edit"}
+        row = ApprovalRow(
+            approval_id=approval_id,
+            namespace=root_of(asking.namespace),
+            checkpoint_id=asking.checkpoint_id,
+            run_id=asking.run_id,
+            agent=agent,
+            kind=new.kind,
+            external_mac=external,
+            asked_mac=mac,
+            action_mac=mac,
+            status="pending",
+            allowed=sorted(allowed),
+            requested_by=asking.asker.key_id,
+            requested_principal=asking.asker.principal,
+            created_at=ledger.now,
+            expires_at=ledger.now + timedelta(seconds=seconds),
+            valid_until=None,
+            decided_at=None,
+            decisions_needed=policy.decisions_needed,
+            requester_may_approve=policy.requester_may_approve,
+            edit_allowed=policy.edit_allowed,
+            valid_seconds=policy.valid_seconds,
+            asserted_count=policy.asserted_count,
+            revision=1,
+            client_share=sealer.shared,
+            has_display=display is not None,
+            request_member=keyed(sealer, b"request", content),
+            display_member=None if display is None else keyed(sealer, b"display", display),
+            decision_member=None,
+            mac=b"",
+        )
+        actions = [
+            ActionRow(approval_id, position, action_mac(sealer, digest), "pending", None, None, False, b"")
+            for position, digest in enumerate(hashes)
+        ]
+        place = (asking.thread_id, approval_id)
+        await self.held.add(
+            row,
+            actions,
+            seal_part(sealer, *place, "request", content),
+            None if display is None else seal_part(sealer.without_share, *place, "display", display),
+        )
+        await self._tell("approval.created", approval_id)
+        return approval_id
+
+    async def _tell(self, event: Any, approval_id: UUID) -> None:
+        draft = draft_of(event, self.scope, self.asking.thread_id, self.held.approvals[approval_id])
+        await self.access.emitting.of_approval(self.transaction, self.scope.tenant_id, draft)
