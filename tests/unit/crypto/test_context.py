@@ -55,6 +55,7 @@ def test_the_bytes_of_every_kind_are_frozen() -> None:
         "ITEM_PATH": 0x1A,
         "ITEM_SCOPE": 0x1B,
         "ITEM_VECTORS": 0x1C,
+        "APPROVAL": 0x1D,
         "BLOB_PART": 0x20,
         "SUBJECT_KEY": 0x30,
         "TENANT_KEY": 0x31,
