@@ -59,7 +59,7 @@ _APPROVAL_DECIDED = {
     "votes": [{"principal": "7Qm2Xc9LpA4z", "key_id": "7Qm2Xc9LpA4z", "verdict": "approve",
                "at": "2026-03-01T09:30:00Z", "asserted": False}],
 }  # fmt: skip
-_APPROVAL_CONTENT = {
+_APPROVAL_CONTENT: dict[str, Any] = {
     "approval_id": _APPROVAL, "external_id": "book-flight", "action_hash": _HASH, "allowed": ["approve", "reject"],
     "message": "Book this flight?", "display": None, "response_schema": None,
     "actions": [
