@@ -342,7 +342,7 @@ class ApprovalRequired(Conflict):
 
 
 class ApprovalsExceeded(Conflict):
-    """The thread has as many approvals that wait as it may; decide or cancel some."""
+    """The thread has as many waiting approvals as it may; decide or cancel some."""
 
 
 class ApprovalPoliciesExceeded(Conflict):

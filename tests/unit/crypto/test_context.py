@@ -57,6 +57,7 @@ def test_the_bytes_of_every_kind_are_frozen() -> None:
         "ITEM_VECTORS": 0x1C,
         "CLAIM_NOTE": 0x1E,
         "EFFECT": 0x1F,
+        "APPROVAL": 0x1D,
         "BLOB_PART": 0x20,
         "SUBJECT_KEY": 0x30,
         "TENANT_KEY": 0x31,
