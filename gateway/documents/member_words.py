@@ -201,6 +201,7 @@ MEMBERS: dict[str, str] = {
     "near": "The vector that theirs are near to; absent: the last changed come first.",
     "newest_version": "The highest version that is registered.",
     "next": "What becomes of the thread next, if nobody writes to it; null: nothing.",
+    "needs_approval": "Whether it begins with an approval only, whatever policies say.",
     "next_cursor": "What to send as cursor for the next page; null: this is the last.",
     "note": "What was left out, and why; null: nothing.",
     "offset": "How many are left out first.",

@@ -49,6 +49,7 @@ class EffectStart:
         approval_id: The approval that this start consumes; None: none.
         approval_position: Which action of the approval it is.
         tool_digest: A digest of what the tool is, as it was approved.
+        needs_approval: Whether it is started with an approval only, whatever policies say.
         repeat: Whether it is meant to be done again though the same was done a moment ago, or on another line.
     """
 
@@ -66,6 +67,7 @@ class EffectStart:
     approval_id: UUID | None = None
     approval_position: int = 0
     tool_digest: str | None = None
+    needs_approval: bool = False
     repeat: bool = False
 
     def check(self) -> None:

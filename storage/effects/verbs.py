@@ -338,14 +338,15 @@ class Effects:
         """Use up the approval that the start names; an attempt before this one has used it up for both.
 
         Raises:
-            ApprovalRequired: None is named, and a policy asks for one.
+            ApprovalRequired: None is named, and the start or a policy asks for one.
             StorageError: As `storage.approvals.consuming.Consuming.consume`.
         """
         wanted = starting.wanted
         used = None if before is None else before.approval_id
         if wanted.approval_id is None:
-            if used is None and await self._consuming.required(
-                starting.transaction, starting.ledger.thread.agent, wanted.tool
+            if used is None and (
+                wanted.needs_approval
+                or await self._consuming.required(starting.transaction, starting.ledger.thread.agent, wanted.tool)
             ):
                 raise ApprovalRequired
             return used, None if before is None else before.approval_position

@@ -1,6 +1,7 @@
 """Runs of real graphs under a claim, and tools of theirs that act once however often a step is run."""
 
 import asyncio
+import contextlib
 import operator
 from typing import Annotated, TypedDict
 from uuid import uuid4
@@ -165,12 +166,16 @@ def test_two_resumes_of_one_interrupt_pay_once(saver, config, thread, durability
     waiting = graph.get_state(config).config
     done = graph.invoke(Command(resume=True), waiting, durability=durability)
     assert done["messages"][-1].content == "paid"
-    if durability == "exit":  # where no checkpoint says that it is another line, what was done is told
+    # Where no checkpoint says that it is another line, or none does yet, what was done is told.
+    if durability == "exit":
         assert graph.invoke(Command(resume=True), waiting, durability=durability)["messages"][-1].content == "paid"
-    else:
+    elif durability == "sync":
         with pytest.raises(EffectRepeats) as refused:
             graph.invoke(Command(resume=True), waiting, durability=durability)
         assert refused.value.effect_name == next(thread.effects()).name
+    else:
+        with contextlib.suppress(EffectRepeats):
+            graph.invoke(Command(resume=True), waiting, durability=durability)
     assert [each[:2] for each in acts] == [("bob", 5)]
     assert acts[0][2] == next(thread.effects()).provider_key
     assert effects(thread) == [("pay", "done", 1)]

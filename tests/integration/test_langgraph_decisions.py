@@ -1,5 +1,6 @@
 """Graphs whose questions a real gateway keeps, people who decide there, and the page on them as it stands."""
 
+import asyncio
 import re
 import shlex
 from operator import add
@@ -13,7 +14,16 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Interrupt, Send
 
-from stateroom import ActionChanged, ApprovalRequired, Client, EditInvalid, PermissionDenied, Verdict, acting_for
+from stateroom import (
+    ActionChanged,
+    ApprovalRequired,
+    Client,
+    EditInvalid,
+    EffectUnknown,
+    PermissionDenied,
+    Verdict,
+    acting_for,
+)
 from stateroom.langgraph import StateroomSaver
 from stateroom.langgraph.decisions import DecisionRules, adecided, aresume, gated, resume
 
@@ -60,15 +70,19 @@ def paid():
     return []
 
 
-@pytest.fixture
-def pay(saver, paid):
+def pay_of(paid):
     @tool
     def pay(amount: int, to: str, currency: str = "EUR") -> str:
         """Pay somebody."""
         paid.append((amount, to, currency))
         return f"paid {amount}"
 
-    return gated(pay, saver)
+    return pay
+
+
+@pytest.fixture
+def pay(saver, paid):
+    return gated(pay_of(paid), saver)
 
 
 def graph_of(node, saver=None):
@@ -100,6 +114,64 @@ def test_what_was_approved_is_done(saver, person, config, pay, paid, durability)
     decide(person, content, Verdict.approve())
     assert resume(graph, saver, config)["paid"] == ["paid 1200"]
     assert paid == [(1200, "bob", "EUR")]
+
+
+def test_an_approval_is_used_up_by_one_call_which_is_told_again_and_not_made_again(saver, person, config, pay, paid):
+    """The node fails behind its tool, runs again, and would then do the same once more without asking."""
+    failures, unasked = iter([ZeroDivisionError]), gated(pay_of(paid), saver, asks=False)
+
+    def node(state):
+        said = [pay.invoke({"amount": 1200, "to": "bob"})]
+        for error in failures:
+            raise error
+        return {"paid": said}
+
+    graph = graph_of(node, saver)
+    graph.invoke({"paid": []}, config)
+    decide(person, *asked(person, config), Verdict.approve())
+    with pytest.raises(ZeroDivisionError):
+        resume(graph, saver, config)
+    assert [each.actions[0].args["amount"] for each in asked(person, config, "consumed")] == [1200]
+    assert graph.invoke(None, config)["paid"] == ["paid 1200"]
+    again = graph_of(lambda state: {"paid": [unasked.invoke({"amount": 1200, "to": "bob"})]}, saver)
+    with pytest.raises(ApprovalRequired):
+        again.invoke({"paid": []}, config)
+    assert paid == [(1200, "bob", "EUR")]
+
+
+def test_an_approved_call_that_may_have_happened_is_not_made_again(saver, person, config):
+    made = []
+
+    @tool
+    def pay(amount: int) -> str:
+        """Pay somebody."""
+        made.append(amount)
+        raise TimeoutError
+
+    guarded = gated(pay, saver)
+    graph = graph_of(lambda state: {"paid": [guarded.invoke({"amount": 5})]}, saver)
+    graph.invoke({"paid": []}, config)
+    decide(person, *asked(person, config), Verdict.approve())
+    with pytest.raises(TimeoutError):
+        resume(graph, saver, config)
+    with pytest.raises(EffectUnknown):
+        graph.invoke(None, config)
+    assert made == [5]
+
+
+async def test_two_resumes_at_once_act_once(saver, person, config, paid):
+    pay = gated(pay_of(paid), saver)
+
+    async def node(state):
+        return {"paid": [await pay.ainvoke({"amount": 7, "to": "bob"})]}
+
+    graph = graph_of(node, saver)
+    await graph.ainvoke({"paid": []}, config)
+    decide(person, *asked(person, config), Verdict.approve())
+    ended = await asyncio.gather(*(aresume(graph, saver, config) for _ in range(3)), return_exceptions=True)
+    await saver.aclose()
+    assert any(isinstance(each, dict) for each in ended)
+    assert paid == [(7, "bob", "EUR")]
 
 
 def test_a_question_may_be_stored_before_its_checkpoint_and_ends_with_the_next(saver, person, config):

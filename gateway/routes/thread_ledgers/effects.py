@@ -103,6 +103,7 @@ async def start_effect(call: Call[Scope], thread_id: str, effect_name: str) -> A
         approval_id=request.approval_id,
         approval_position=request.approval_position,
         tool_digest=request.tool_digest,
+        needs_approval=request.needs_approval,
         repeat=request.repeat,
     )
     starting = call.store.effects.start(

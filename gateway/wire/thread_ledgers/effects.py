@@ -28,7 +28,8 @@ class EffectStartRequest(Request):
     """Ask whether an effect is to happen, and note that it begins if so.
 
     ``identity`` are JSON pointers into ``args``: what of them makes the same intent; absent, or ``""``: all.
-    ``checkpoint_id`` absent: the namespace's head. ``repeat``: it is meant to happen once more, although the same
+    ``checkpoint_id`` absent: the namespace's head. ``needs_approval``: without an approval nothing begins that was not
+    begun with one before. ``repeat``: it is meant to happen once more, although the same
     intent happened just now, or on another line of the thread.
     """
 
@@ -44,6 +45,7 @@ class EffectStartRequest(Request):
     approval_id: UUID | None = None
     approval_position: Annotated[int, Meta(ge=0, lt=2**15)] = 0
     tool_digest: Name | None = None
+    needs_approval: bool = False
     repeat: bool = False
 
 

@@ -304,7 +304,7 @@ class Recording(InMemorySaver):
     def __init__(self):
         super().__init__()
         endpoint = Endpoint("http://localhost", "stk_x", "alice")
-        self.deciding = Deciding(DecisionRules(), endpoint, None, None)
+        self.deciding = Deciding(DecisionRules(), endpoint, None, None, acting=None)
         self.pinned = endpoint.pin()
         self.asked = []
         self.named = []

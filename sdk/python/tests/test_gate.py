@@ -26,6 +26,7 @@ from stateroom import (
     Approval,
     ApprovalAction,
     ApprovalActionState,
+    ApprovalConsumed,
     ApprovalContent,
     ApprovalRequired,
     NotConfigured,
@@ -48,7 +49,8 @@ class Saver(InMemorySaver):
         super().__init__()
         endpoint = Endpoint("http://localhost", "stk_x", "alice")
         self.pinned = endpoint.pin()
-        self.decisions = Deciding(DecisionRules(), endpoint, self.drive, self.adrive)
+        self.decisions = Deciding(DecisionRules(), endpoint, self.drive, self.adrive, self)
+        self.effects = {}
         self.table = {}
         self.asked = {}
         self.numbers = itertools.count()
@@ -140,6 +142,34 @@ class Saver(InMemorySaver):
 
     async def adrive(self, steps, pinned):
         return self.drive(steps, pinned)
+
+    def start(self, place, wanted):
+        """What the ledger does: what was begun under a name is told again, and else an approved action is used up."""
+        if place.name in self.effects:
+            return False
+        if wanted.approval_id is None:
+            assert wanted.needs_approval
+            raise ApprovalRequired("none is named")
+        approval = self.table[wanted.approval_id]
+        actions = list(approval.actions)
+        if actions[wanted.approval_position].status == "consumed":
+            raise ApprovalConsumed("used")
+        actions[wanted.approval_position] = msgspec.structs.replace(
+            actions[wanted.approval_position], status="consumed"
+        )
+        left = any(each.status == "approved" for each in actions)
+        self.change(wanted.approval_id, status=approval.status if left else "consumed", actions=actions)
+        return True
+
+    def act(self, pinned, place, policy, called, wanted):
+        if self.start(place, wanted):
+            self.effects[place.name] = called.fn(**called.kwargs)
+        return self.effects[place.name]
+
+    async def aact(self, pinned, place, policy, called, wanted):
+        if self.start(place, wanted):
+            self.effects[place.name] = await called.fn(**called.kwargs)
+        return self.effects[place.name]
 
 
 class State(TypedDict):
@@ -245,6 +275,30 @@ def test_a_no_or_an_answer_is_returned_in_place_of_a_call(saver, status, said, r
     saver.decide(saver.pending[0], status, said)
     assert resume(graph, saver, CONFIG)["paid"] == [returned]
     assert paid == []
+
+
+def test_an_approval_lets_one_call_through_and_that_is_told_again(saver):
+    """A node that fails behind its tool runs again, and a second one of the same action needs its own approval."""
+    paid, failures = [], iter([ZeroDivisionError])
+    pay = gated(_pay(paid), saver, asks=False)
+
+    def node(state):
+        said = pay.invoke({"amount": 1200, "to": "bob"})
+        for error in failures:
+            raise error
+        return {"paid": [said]}
+
+    asking = gated(_pay([]), saver)
+    graph = _graph(lambda state: {"paid": [asking.invoke({"amount": 1200, "to": "bob"})]}, saver)
+    graph.invoke({"paid": []}, CONFIG)
+    saver.decide(saver.pending[0], "approved", APPROVE)
+    acting = _graph(node, saver)
+    with pytest.raises(ZeroDivisionError):
+        acting.invoke({"paid": []}, CONFIG)
+    assert acting.invoke(None, CONFIG)["paid"] == ["paid 1200"]
+    with pytest.raises(ApprovalRequired):
+        acting.invoke({"paid": []}, CONFIG)
+    assert paid == [(1200, "bob", "EUR")]
 
 
 def test_an_answer_by_hand_does_not_open_the_gate(saver):

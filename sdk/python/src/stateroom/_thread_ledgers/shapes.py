@@ -310,6 +310,7 @@ class EffectStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     approval_id: str | None = None
     approval_position: int = 0
     tool_digest: str | None = None
+    needs_approval: bool = False
     repeat: bool = False
 
 

@@ -45,7 +45,12 @@ def starting(place: EffectPlace, wanted: EffectStart) -> Steps[EffectStarted]:
 
 
 async def async_run_effect(
-    client: AsyncCarrier, pinned: Pinned, place: EffectPlace, policy: EffectPolicy, called: ToolCall
+    client: AsyncCarrier,
+    pinned: Pinned,
+    place: EffectPlace,
+    policy: EffectPolicy,
+    called: ToolCall,
+    wanted: EffectStart | None = None,
 ) -> Any:
     """Call a function unless it is certain, or possible, that the same call happened before.
 
@@ -55,6 +60,7 @@ async def async_run_effect(
         place: Where the effect stands.
         policy: How it is kept.
         called: The function, and its arguments.
+        wanted: What is started; ``None``: the call in its plain form.
 
     Returns:
         The result, or the one of the time before.
@@ -66,7 +72,7 @@ async def async_run_effect(
         EffectMismatch: The name was used for something else.
         ResultMissing: It happened, and its result is lost.
     """
-    started = await _started(client, pinned, place, policy, called)
+    started = await _started(client, pinned, place, policy, called, wanted or called.start(place, policy))
     effect = started.effect
     if not started.must_run:
         return called.typed(await _replayed(client, effect))
@@ -80,14 +86,18 @@ async def async_run_effect(
 
 
 async def _started(
-    client: AsyncCarrier, pinned: Pinned, place: EffectPlace, policy: EffectPolicy, called: ToolCall
+    client: AsyncCarrier,
+    pinned: Pinned,
+    place: EffectPlace,
+    policy: EffectPolicy,
+    called: ToolCall,
+    wanted: EffectStart,
 ) -> EffectStarted:
     """Start it; of one of unknown outcome, the check is asked first.
 
     Raises:
         EffectUnknown: There is no check, or it does not know.
     """
-    wanted = called.start(place, policy)
     try:
         return await client.drive(starting(place, wanted), pinned)
     except EffectUnknown as error:

@@ -45,7 +45,14 @@ def starting(place: EffectPlace, wanted: EffectStart) -> Steps[EffectStarted]:
     return (yield from requests.start(place.thread_id, place.name, wanted))
 
 
-def run_effect(client: Carrier, pinned: Pinned, place: EffectPlace, policy: EffectPolicy, called: ToolCall) -> Any:
+def run_effect(
+    client: Carrier,
+    pinned: Pinned,
+    place: EffectPlace,
+    policy: EffectPolicy,
+    called: ToolCall,
+    wanted: EffectStart | None = None,
+) -> Any:
     """Call a function unless it is certain, or possible, that the same call happened before.
 
     Args:
@@ -54,6 +61,7 @@ def run_effect(client: Carrier, pinned: Pinned, place: EffectPlace, policy: Effe
         place: Where the effect stands.
         policy: How it is kept.
         called: The function, and its arguments.
+        wanted: What is started; ``None``: the call in its plain form.
 
     Returns:
         The result, or the one of the time before.
@@ -65,7 +73,7 @@ def run_effect(client: Carrier, pinned: Pinned, place: EffectPlace, policy: Effe
         EffectMismatch: The name was used for something else.
         ResultMissing: It happened, and its result is lost.
     """
-    started = _started(client, pinned, place, policy, called)
+    started = _started(client, pinned, place, policy, called, wanted or called.start(place, policy))
     effect = started.effect
     if not started.must_run:
         return called.typed(_replayed(client, effect))
@@ -79,14 +87,18 @@ def run_effect(client: Carrier, pinned: Pinned, place: EffectPlace, policy: Effe
 
 
 def _started(
-    client: Carrier, pinned: Pinned, place: EffectPlace, policy: EffectPolicy, called: ToolCall
+    client: Carrier,
+    pinned: Pinned,
+    place: EffectPlace,
+    policy: EffectPolicy,
+    called: ToolCall,
+    wanted: EffectStart,
 ) -> EffectStarted:
     """Start it; of one of unknown outcome, the check is asked first.
 
     Raises:
         EffectUnknown: There is no check, or it does not know.
     """
-    wanted = called.start(place, policy)
     try:
         return client.drive(starting(place, wanted), pinned)
     except EffectUnknown as error:

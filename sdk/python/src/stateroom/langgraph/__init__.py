@@ -35,6 +35,7 @@ from stateroom._langgraph.answers import Answers, model_of, usage_of
 from stateroom._langgraph.cache import CacheOptions, StateroomCache
 from stateroom._langgraph.columns import ConfigIds, graph_name, is_step, name_of, word_of
 from stateroom._langgraph.connections import Connected
+from stateroom._langgraph.decisions.acting import InLedger
 from stateroom._langgraph.decisions.asking import DecisionRules
 from stateroom._langgraph.decisions.deciding import Asked, Deciding
 from stateroom._langgraph.field_types import serialiser
@@ -213,7 +214,10 @@ class StateroomSaver(Connected, BaseCheckpointSaver[str]):
         self._histories = Histories()
         self._answers = Answers()
         rules = options.get("decisions")
-        self.decisions = None if rules is None else Deciding(rules, self._endpoint, self._drive, self._adrive)
+        self.decisions = None
+        if rules is not None:
+            acting = InLedger(self._connections)
+            self.decisions = Deciding(rules, self._endpoint, self._drive, self._adrive, acting)
 
     @classmethod
     def from_env(cls, **options: Unpack[SaverOptions]) -> Self:

@@ -14,10 +14,10 @@ from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.config import get_config
 from langgraph.types import Command, StateSnapshot, interrupt
 
-from stateroom._langgraph.columns import ConfigIds
 from stateroom._langgraph.decisions.asking import DecisionRules
 from stateroom._langgraph.decisions.deciding import Decided, Deciding
 from stateroom._langgraph.decisions.tools import ToolForm
+from stateroom._threads.effect_calls import EffectPolicy, ToolCall
 from stateroom.errors import NotConfigured
 from stateroom.langgraph import StateroomSaver
 
@@ -99,8 +99,10 @@ def strict(config: RunnableConfig) -> RunnableConfig:
     return {**config, "configurable": {**config.get("configurable", {}), _STRICT: True}}
 
 
-def gated(tool: BaseTool, saver: StateroomSaver, *, asks: bool = True) -> BaseTool:
-    """A tool that is called only with arguments that somebody approved.
+def gated(
+    tool: BaseTool, saver: StateroomSaver, *, asks: bool = True, definite: tuple[type[BaseException], ...] = ()
+) -> BaseTool:
+    """A tool that is called only with arguments that somebody approved, once for each approval.
 
     The arguments are read after the answer: a node runs again from its start when it goes on, and may then call the
     tool otherwise than it asked. What is not approved exactly so is refused, and the tool is not called.
@@ -110,6 +112,8 @@ def gated(tool: BaseTool, saver: StateroomSaver, *, asks: bool = True) -> BaseTo
         saver: The checkpointer of the graph that calls it, made with ``decisions``.
         asks: Whether the tool asks by itself. ``False``: something else did, such as LangChain's
             ``HumanInTheLoopMiddleware``, and the tool only sees that it was approved.
+        definite: Exceptions of the tool that prove that nothing happened. After any other one nobody knows, and the
+            call is not made again before somebody says so.
 
     Returns:
         A copy of it with the same name and arguments. A person's no, or a person's answer, is returned in its place.
@@ -121,7 +125,7 @@ def gated(tool: BaseTool, saver: StateroomSaver, *, asks: bool = True) -> BaseTo
     """
     if not isinstance(tool, StructuredTool):
         raise TypeError(f"a {type(tool).__name__} is no tool that LangChain made of a function")
-    gate = _Gate(tool, _deciding(saver), asks=asks)
+    gate = _Gate(tool, _deciding(saver), EffectPolicy(definite=definite), asks=asks)
     changed: dict[str, Any] = {}
     if tool.func is not None:
         changed["func"] = gate.around(tool.func)
@@ -138,10 +142,11 @@ class _Call(NamedTuple):
 
 
 class _Gate:
-    def __init__(self, tool: StructuredTool, deciding: Deciding, *, asks: bool) -> None:
+    def __init__(self, tool: StructuredTool, deciding: Deciding, policy: EffectPolicy, *, asks: bool) -> None:
         self._tool = tool
         self._form = ToolForm.of(tool)
         self._deciding = deciding
+        self._policy = policy
         self._asks = asks
         deciding.rules.add(self._form)
 
@@ -151,9 +156,8 @@ class _Gate:
             call = self._asked(values)
             if call.values is None:
                 return call.instead
-            config = get_config()
-            self._deciding.run(config, self._permit(config, call.values))
-            return function(**call.values)
+            called = ToolCall(function, (), call.values)
+            return self._returned(self._deciding.act(get_config(), self._form, self._policy, called))
 
         return run
 
@@ -163,14 +167,15 @@ class _Gate:
             call = self._asked(values)
             if call.values is None:
                 return call.instead
-            config = get_config()
-            await self._deciding.arun(config, self._permit(config, call.values))
-            return await function(**call.values)
+            called = ToolCall(function, (), call.values)
+            return self._returned(await self._deciding.aact(get_config(), self._form, self._policy, called))
 
         return run
 
-    def _permit(self, config: RunnableConfig, values: Mapping[str, Any]) -> Any:
-        return self._deciding.permit(ConfigIds.of(config).thread_id, self._form, self._form.called(values))
+    def _returned(self, value: Any) -> Any:
+        """What the function returned, or had returned the time before: of a plain form, in which no pair is left."""
+        is_pair = self._tool.response_format == "content_and_artifact" and isinstance(value, list)
+        return tuple(value) if is_pair else value
 
     def _asked(self, values: dict[str, Any]) -> _Call:
         """Ask, and read the answer; the run ends here until there is one."""

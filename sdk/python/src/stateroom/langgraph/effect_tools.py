@@ -7,7 +7,6 @@ acts once all the same. It does not keep the results of steps, which the saver d
 
 import functools
 import inspect
-from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Annotated, Any, ParamSpec, TypeVar, Unpack, cast, get_type_hints
 
@@ -17,7 +16,8 @@ from langgraph._internal._retry import default_retry_on
 from langgraph.config import get_config
 
 from stateroom._langgraph.connections import Connected
-from stateroom._langgraph.runs import held_by, pin
+from stateroom._langgraph.effect_places import effect_place
+from stateroom._langgraph.runs import pin
 from stateroom._options import refuse_unknown
 from stateroom._threads.async_effects import async_run_effect
 from stateroom._threads.effect_calls import PROVIDER_KEY, EffectOptions, EffectPlace, EffectPolicy, ToolCall
@@ -35,10 +35,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _CHECKPOINTER = "__pregel_checkpointer"
-_RUNTIME = "__pregel_runtime"
-_TASK_ID = "__pregel_task_id"
 _CALL_ID = "stateroom_tool_call_id"
-_ATTEMPTS_MAX = 1024
 # What a retry does not mend: a person, a program that looks, or another run has to.
 _FINAL = (EffectUnknown, EffectRepeats, EffectMismatch, ResultMissing, ClaimLost)
 
@@ -50,29 +47,6 @@ def retry_on(error: Exception) -> bool:
         error: Why a node failed.
     """
     return not isinstance(error, _FINAL) and default_retry_on(error)
-
-
-class _Ordinals:
-    """The how-manieth call of a tool it is within an attempt at a task, where no tool call has an id."""
-
-    def __init__(self) -> None:
-        self._attempts: OrderedDict[int, tuple[object, Counter[str]]] = OrderedDict()
-
-    def next(self, attempt: object, tool: str) -> int:
-        """Count a call.
-
-        Args:
-            attempt: An object of the attempt and no other; it is kept, so that its identity stays its own.
-            tool: The tool's name.
-        """
-        _, counted = self._attempts.setdefault(id(attempt), (attempt, Counter()))
-        counted[tool] += 1
-        if len(self._attempts) > _ATTEMPTS_MAX:
-            self._attempts.popitem(last=False)
-        return counted[tool]
-
-
-_ordinals = _Ordinals()
 
 
 def effect_tool(
@@ -107,7 +81,7 @@ def effect_tool(
 
         def place_of(saver: Connected, config: RunnableConfig, call_id: str | None, called: ToolCall) -> EffectPlace:
             named = name(*called.args, **called.kwargs) if callable(name) else name
-            return _place(saver, config, named or call_id, tool)
+            return effect_place(saver.endpoint, config, named or call_id, tool)
 
         if inspect.iscoroutinefunction(fn):
 
@@ -162,19 +136,3 @@ def _saver(config: RunnableConfig) -> Connected:
     if not isinstance(found, Connected):
         raise InvalidRequest("an effect is kept of a graph whose checkpointer is a StateroomSaver")
     return found
-
-
-def _place(saver: Connected, config: RunnableConfig, name: str | None, tool: str) -> EffectPlace:
-    """Where a call stands: in the thread's root, behind the root's checkpoint that the step began at."""
-    configurable = config.get("configurable") or {}
-    held = held_by(saver.endpoint, config)
-    if name is None:
-        ordinal = _ordinals.next(configurable.get(_RUNTIME), tool)
-        name = f"{configurable.get(_TASK_ID)}/{tool}/{ordinal}"
-    return EffectPlace(
-        thread_id=str(configurable.get("thread_id")),
-        name=name,
-        checkpoint_id=(configurable.get("checkpoint_map") or {}).get(""),
-        run_id=held.run_id,
-        fence=held.fence,
-    )

@@ -4,6 +4,7 @@ This module owns which write brings an approval and which one only names it, and
 The graph is run by ``stateroom.langgraph.decisions``.
 """
 
+import hashlib
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -14,17 +15,24 @@ from langgraph.types import Interrupt, StateSnapshot
 
 from stateroom._approvals import requests
 from stateroom._approvals.shapes import Approval, ApprovalContent, NewApproval
+from stateroom._decisions.actions import canonical
 from stateroom._langgraph.columns import ConfigIds
+from stateroom._langgraph.decisions.acting import Acting
 from stateroom._langgraph.decisions.answering import WAITING, answer
 from stateroom._langgraph.decisions.asking import DecisionRules, Questions
-from stateroom._langgraph.decisions.gate import Opened, Permit, permit
+from stateroom._langgraph.decisions.gate import Opened, Permits, permits
 from stateroom._langgraph.decisions.tools import ToolForm
+from stateroom._langgraph.effect_places import effect_place
 from stateroom._langgraph.runs import pin
 from stateroom._protocol.core import Endpoint, Pinned, Steps
 from stateroom._remembered.pieces import owner_tag
+from stateroom._threads.effect_calls import EffectPlace, EffectPolicy, ToolCall
+from stateroom.errors import ApprovalConsumed, ApprovalRequired
 
 R = TypeVar("R")
 _PAGE = 100
+_NAME_DIGITS = 32
+_NAME_CHARACTERS = 80
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -67,11 +75,13 @@ class Deciding:
         endpoint: Endpoint,
         drive: Callable[[Steps[Any], Pinned], Any],
         adrive: Callable[[Steps[Any], Pinned], Coroutine[Any, Any, Any]],
+        acting: Acting,
     ) -> None:
         self.rules = rules
         self._endpoint = endpoint
         self._drive = drive
         self._adrive = adrive
+        self._acting = acting
         self._questions = Questions()
         self._opened = Opened()
 
@@ -101,9 +111,62 @@ class Deciding:
                 asked.refs.append(interrupt_id)
         return asked
 
-    def permit(self, thread_id: str, form: ToolForm, args: Mapping[str, Any]) -> Steps[Permit]:
-        """Find what approves an action, and let it begin; as ``gate.permit``."""
-        return permit(thread_id, form, args, self._opened)
+    def act(self, config: RunnableConfig, form: ToolForm, policy: EffectPolicy, called: ToolCall) -> Any:
+        """Call a tool's function with keyword arguments that somebody approved, at most once.
+
+        Args:
+            config: That of the step.
+            form: Of the tool.
+            policy: How its effects are kept.
+            called: The function, and its arguments.
+
+        Raises:
+            ActionChanged: Something else of the tool is approved.
+            ApprovalRequired: Nothing of it is.
+            ApprovalConsumed: It was approved, and begun by another call.
+            EffectUnknown: It may have happened.
+        """
+        args = form.called(called.kwargs)
+        found = self.run(config, self._permits(config, form, args))
+        place = self._place(config, form, args)
+        *approved, last = found.starts(place, policy, form, args)
+        pinned = pin(self._endpoint, config)
+        used: ApprovalConsumed | None = None
+        for wanted in approved:
+            try:
+                return self._acting.act(pinned, place, policy, called, wanted)
+            except ApprovalConsumed as error:  # the same may have been approved twice
+                used = error
+        try:
+            return self._acting.act(pinned, place, policy, called, last)
+        except ApprovalRequired as error:
+            raise used or found.refused(form, error) from None
+
+    async def aact(self, config: RunnableConfig, form: ToolForm, policy: EffectPolicy, called: ToolCall) -> Any:
+        """Call a tool's function that is a coroutine; as ``act``."""
+        args = form.called(called.kwargs)
+        found = await self.arun(config, self._permits(config, form, args))
+        place = self._place(config, form, args)
+        *approved, last = found.starts(place, policy, form, args)
+        pinned = pin(self._endpoint, config)
+        used: ApprovalConsumed | None = None
+        for wanted in approved:
+            try:
+                return await self._acting.aact(pinned, place, policy, called, wanted)
+            except ApprovalConsumed as error:
+                used = error
+        try:
+            return await self._acting.aact(pinned, place, policy, called, last)
+        except ApprovalRequired as error:
+            raise used or found.refused(form, error) from None
+
+    def _permits(self, config: RunnableConfig, form: ToolForm, args: Mapping[str, Any]) -> Steps[Permits]:
+        return permits(ConfigIds.of(config).thread_id, form, args, self._opened)
+
+    def _place(self, config: RunnableConfig, form: ToolForm, args: Mapping[str, Any]) -> EffectPlace:
+        """Where a call stands. Calls of a step that go on in another order have the same names: by what they do."""
+        action = hashlib.sha256(canonical(args)).hexdigest()[:_NAME_DIGITS]
+        return effect_place(self._endpoint, config, None, f"{form.name[:_NAME_CHARACTERS]}/{action}")
 
     def decided(self, state: StateSnapshot) -> Steps[Decided]:
         """What was decided of what a graph waits for in a state."""

@@ -1,7 +1,8 @@
 """The gate before an action: nothing is done that was not approved exactly so.
 
-It looks, after the answer and before the tool, for an approved action whose hash is that of what is about to be done.
-It neither asks nor runs a tool. That an approved action is done at most once is for what `authorise` is connected to.
+It looks, after the answer and before the tool, for approved actions whose hash is that of what is about to be done. It
+neither asks nor runs a tool. That an approved action is done at most once is for the ledger of effects, in which each
+call of a gated tool is started with its approval.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,9 @@ from stateroom._decisions.actions import Action, action_hash
 from stateroom._langgraph.decisions.tools import ToolForm
 from stateroom._protocol.core import Steps
 from stateroom._remembered.recent import Recent
-from stateroom.errors import ActionChanged, ApprovalConsumed, ApprovalRequired
+from stateroom._thread_ledgers.shapes import EffectStart
+from stateroom._threads.effect_calls import EffectPlace, EffectPolicy
+from stateroom.errors import ActionChanged, ApprovalRequired
 
 _PAGE = 100
 
@@ -54,64 +57,68 @@ class Opened:
         return content
 
 
-def authorise(thread_id: str, approval: Approval, position: int, action: Action) -> Steps[None]:
-    """Let an approved action begin. This is the one place where that is said to the gateway.
+class Permits(msgspec.Struct, frozen=True):
+    """What is approved of a tool.
 
-    Today it says nothing: the approval was found in the gateway just before, with the hash of exactly this action. The
-    ledger of effects belongs here (``PUT /v1/threads/{t}/effects/{name}`` with ``approval_id``), which consumes it.
-
-    Args:
-        thread_id: Where it is done.
-        approval: What was approved.
-        position: Which of its actions it is.
-        action: What is about to be done.
-
-    Raises:
-        ApprovalConsumed: It was begun before.
+    Attributes:
+        permits: The approved actions that are what is about to be done, the newest first.
+        others: The number of those that are not.
     """
-    del thread_id, approval, position, action
-    yield from ()
+
+    permits: list[Permit]
+    others: int
+
+    def starts(
+        self, place: EffectPlace, policy: EffectPolicy, form: ToolForm, args: Mapping[str, Any]
+    ) -> list[EffectStart]:
+        """What to start in the ledger, one after the other until one is not used up: each with an approval.
+
+        The last one has none. By it what was begun with an approval is told again, and nothing new begins.
+        """
+        started = EffectStart(
+            tool=form.name, args=args, mode=policy.mode, namespace=place.namespace, checkpoint_id=place.checkpoint_id,
+            run_id=place.run_id, fence=place.fence, lease_seconds=policy.lease_seconds, tool_digest=form.digest,
+            needs_approval=True, repeat=True,
+        )  # fmt: skip
+        with_approvals = [
+            msgspec.structs.replace(started, approval_id=each.approval.approval_id, approval_position=each.position)
+            for each in self.permits
+        ]
+        return [*with_approvals, started]
+
+    def refused(self, form: ToolForm, reason: ApprovalRequired) -> Exception:
+        """Why nothing was done."""
+        if self.others:
+            return ActionChanged(
+                f"{form.name} would be called with other arguments than were approved; it was not called"
+            )
+        return ApprovalRequired(f"nobody approved this call of {form.name}; it was not called ({reason})")
 
 
-def permit(thread_id: str, form: ToolForm, args: Mapping[str, Any], opened: Opened) -> Steps[Permit]:
-    """Find what approves an action, and let it begin.
+def permits(thread_id: str, form: ToolForm, args: Mapping[str, Any], opened: Opened) -> Steps[Permits]:
+    """Find what approves an action.
 
     Args:
         thread_id: Where it is done.
         form: Of the tool.
         args: Its arguments, in the one form.
         opened: What is known of approvals.
-
-    Raises:
-        ActionChanged: Something else of the tool is approved.
-        ApprovalRequired: Nothing of the tool is approved.
-        ApprovalConsumed: It was approved, and begun before.
     """
-    consumed: ApprovalConsumed | None = None
+    found = Permits([], 0)
     others = 0
     cursor: str | None = None
     while True:
         page = yield from requests.page({"status": "approved", "thread": thread_id}, _PAGE, cursor)
         for approval in page.approvals:
             content = yield from opened.content(approval)
-            for found in _approved(approval, content, form, args):
-                if action_hash(found.action).hex() != content.actions[found.position].action_hash:
+            for each in _approved(approval, content, form, args):
+                if action_hash(each.action).hex() == content.actions[each.position].action_hash:
+                    found.permits.append(each)
+                else:
                     others += 1
-                    continue
-                try:
-                    yield from authorise(thread_id, approval, found.position, found.action)
-                except ApprovalConsumed as error:  # the same may have been approved twice
-                    consumed = error
-                    continue
-                return found
         cursor = page.next_cursor
         if cursor is None:
-            break
-    if consumed is not None:
-        raise consumed
-    if others:
-        raise ActionChanged(f"{form.name} would be called with other arguments than were approved; it was not called")
-    raise ApprovalRequired(f"nobody approved this call of {form.name}; it was not called")
+            return msgspec.structs.replace(found, others=others)
 
 
 def _approved(
