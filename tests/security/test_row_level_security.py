@@ -35,6 +35,7 @@ from tests.support.blob_rows import Blobs
 from tests.support.features import switch_on
 from tests.support.items import put as put_item
 from tests.support.items import write as write_items
+from tests.support.ledgers import claim, start
 from tests.support.states import document, put, save, state, write
 
 SUBJECTS = [table.name for table in SUBJECT_TABLES]
@@ -67,6 +68,9 @@ SEALED = {
     "approvals": ["external_mac", "asked_mac", "action_mac", "request", "request_member", "mac"],
     "approval_actions": ["action_mac", "mac"],
     "approval_votes": ["digest", "mac"],
+    "claims": ["note", "note_member", "mac"],
+    "effects": ["name_mac", "intent_mac", "asked", "args", "outcome", "result", "mac"],
+    "effect_tombstones": ["tombstone"],
     "item_scopes": ["seal"],
     "item_paths": ["seal", "labels", "path_id", "share_check"],
     "items": ["envelope", "member", "path_id", "key_id"],
@@ -123,6 +127,8 @@ async def scopes(store, database, root_key):
         shown = await store.approvals.open(each, asked.approval_id, voter)
         said = Decision(asked.approval_id, shown.action_hash, (Verdict("approve"),))
         await store.approvals.decide(each, said, voter)
+        await claim(store, each, thread_id="asked")
+        await start(store, each, thread_id="asked")
         await save(
             store, each, checkpoint_id="c", content=state(a=document("a")), run_id="r", metadata={"k": 1},
             searchable=("k",),
@@ -132,6 +138,7 @@ async def scopes(store, database, root_key):
             each, TaskWrites("t1", "", "early", "task", "", [write(-1, "__error__", 1)], "failed")
         )
         await store.threads.put(each, "gone")
+        await start(store, each, thread_id="gone")
         await store.threads.delete(each, "gone")
         await keep_blobs(store, each)
         await write_items(store.items, each, put_item("k", {"n": 1}), put_item("over", {}, ttl_seconds=1))

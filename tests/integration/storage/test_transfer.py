@@ -7,16 +7,28 @@ from uuid import uuid4
 
 import pytest
 
+from storage.approvals.model import ApprovalQuery
 from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
-from storage.control.features import COLD_NAMESPACES, SEGMENTS
-from storage.errors import LegalHold, ThreadExists
-from storage.model import ChannelValue, FullState, HistoryQuery, Precondition, TaskWritesQuery, Value
+from storage.control.features import COLD_NAMESPACES, DECISIONS, SEGMENTS
+from storage.errors import ClaimNotFound, LegalHold, ThreadExists
+from storage.model import (
+    Asker,
+    ChannelValue,
+    FullState,
+    HistoryQuery,
+    NewAction,
+    NewApproval,
+    Precondition,
+    TaskWritesQuery,
+    Value,
+)
 from storage.retention.planner import Policy
 from storage.schemas.registry import Definition
 from storage.scope import ClientShare, Scope, TenantScope
 from storage.threads.thinning import ThinningRule
 from tests.support.features import switch_on
+from tests.support.ledgers import claim, start
 from tests.support.states import contents, document, history, load, patch, put, save, state, write, writes_of
 from tests.support.transfers import ACTOR, deployment, exported, exported_tenant, imported
 
@@ -69,6 +81,21 @@ async def upload(store, scope, thread_id, name, content, share=None):
     return await store.artifacts.create(
         scope, thread_id, NewArtifact(name=name, media_type="image/png"), body(), share=share
     )
+
+
+async def test_an_export_takes_no_ledger_along(here, there, scope, target):
+    """What was claimed, done and asked is about work there; the thread begins with an empty ledger here."""
+    await switch_on(here, DECISIONS)
+    asked = NewApproval("q", (NewAction("pay", b"\x80"),))
+    await save(here, scope, approvals=(asked,), asker=Asker("key", "key"))
+    await claim(here, scope)
+    assert (await start(here, scope)).must_run
+    await imported(there, target.tenant_id, await exported(here, there, scope, target.tenant_id))
+    assert (await there.effects.list(target, "t1")).items == []
+    assert (await there.approvals.list(target, ApprovalQuery())).approvals == []
+    with pytest.raises(ClaimNotFound):
+        await there.claims.get(target, "t1")
+    assert (await there.verification.thread(target, "t1")).findings == []
 
 
 async def test_a_thread_comes_over_to_the_byte(here, there, scope, target):
