@@ -23,6 +23,7 @@ from crypto import Sealer
 from storage.access.access import Access
 from storage.administration.audit import Audit
 from storage.administration.jobs import thread_target
+from storage.concurrency.turns import Pauses
 from storage.control.features import DECISIONS, Features
 from storage.effects.approving import Approving, Consumption, NoApprovals
 from storage.effects.deciding import Current, Earlier, Repeats, decide_current, decide_new
@@ -551,8 +552,9 @@ class Effects:
                     after_execution=int(after[3]) if after else 0,
                     limit=limit + 1,
                 )
-            effects = []
+            effects, pauses = [], Pauses()
             for row in rows[:limit]:
+                await pauses.after(len(row.asked))
                 check_row(ledger, row)
                 effects.append(shown(sealer, row))
             if len(rows) <= limit:
