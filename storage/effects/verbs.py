@@ -24,6 +24,7 @@ from storage.access.access import Access
 from storage.administration.audit import Audit
 from storage.administration.jobs import thread_target
 from storage.approvals.consuming import Consuming, Consumption
+from storage.concurrency.turns import Pauses
 from storage.control.features import DECISIONS, Features
 from storage.effects.deciding import Current, Earlier, Repeats, decide_current, decide_new
 from storage.effects.intents import action_of, identity_of
@@ -557,8 +558,9 @@ class Effects:
                     after_execution=int(after[3]) if after else 0,
                     limit=limit + 1,
                 )
-            effects = []
+            effects, pauses = [], Pauses()
             for row in rows[:limit]:
+                await pauses.after(len(row.asked))
                 check_row(ledger, row)
                 effects.append(shown(sealer, row))
             if len(rows) <= limit:

@@ -13,6 +13,7 @@ from gateway.http.exchange import Answer, Exchange, path_id
 from gateway.routes.places import check_checkpoint_id, check_namespace
 from gateway.routing.operations import Call, Operation
 from gateway.wire.thread_ledgers import effects as bodies
+from storage.concurrency.turns import Pauses
 from storage.effects.model import Effect, EffectFinish, EffectResolve, EffectStart
 from storage.errors import InvalidState
 from storage.model import Value
@@ -235,7 +236,10 @@ async def list_effects(call: Call[Scope], thread_id: str) -> Answer:
         after=cursor.after,
         share=call.exchange.client_share(),
     )
-    effects = [await _shown(call.exchange, each) for each in page.items]
+    effects, pauses = [], Pauses()
+    for each in page.items:
+        await pauses.after(0)
+        effects.append(await _shown(call.exchange, each))
     return call.exchange.reply(bodies.EffectPage(effects=effects, next_cursor=cursor.next(page.after)), compressed=True)
 
 
