@@ -232,7 +232,9 @@ class Store:
         self.processes = self.upgrades.processes
         self.retention_policies = RetentionPolicies(self.unit_of_work, self.audit, self.control)
         self.retention_preview = RetentionPreview(self.unit_of_work, self.pruning, self.archives, self.control)
-        acts = Acts(self.threads, self.pruning, self.archives, self.items.expiring, self.event_keeping)
+        acts = Acts(
+            self.threads, self.pruning, self.archives, self.items.expiring, self.event_keeping, self.approvals_expiring
+        )
         self.retaining = Retaining(self.unit_of_work, self.audit, clock, acts, self.control)
         self.state_schemas = StateSchemas(self.unit_of_work, self.audit, clock, self.control, self.workers)
         self.adoptions = Adoptions(self.unit_of_work, self.audit, self.control, self.state_schemas)

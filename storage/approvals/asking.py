@@ -34,6 +34,7 @@ from storage.format.thread_ledgers.actions import Action, action_hash, approval_
 from storage.model import Asker, NewAction, NewApproval
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope, check_id
+from storage.statements.rules.retention import BEGIN_ROUNDS
 from storage.statements.thread_ledgers.approvals import ActionRow, ApprovalRow
 from storage.thread_ledgers.locked import LockedLedger
 
@@ -41,6 +42,9 @@ from storage.thread_ledgers.locked import LockedLedger
 _STANDS: Final = frozenset({"pending", "approved", "rejected", "answered"})
 _ENDED: Final = frozenset({"expired", "cancelled", "superseded", "consumed", "lapsed"})
 _VERDICTS: Final = frozenset({"approve", "reject", "edit", "respond"})
+
+# In the name of a namespace that is a call of a graph by another one, which goes on only when the call has ended.
+_CALL: Final = ":"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,16 +199,23 @@ class _Asked:
             if not repeated:
                 kept.add(await self._add(new, agent, external, hashes))
         if self.asking.supersedes:
-            for each in [*held.approvals.values()]:
-                # LangGraph may store what a task asks before the checkpoint that it asks at, and that one's parent.
-                is_older = each.checkpoint_id is None or each.checkpoint_id < self.asking.checkpoint_id
-                if each.status == "pending" and each.namespace == root and is_older and each.approval_id not in kept:
-                    await self._supersede(each)
+            await self._supersede_older(root, kept)
         if held.open_count > APPROVALS_PENDING_MAX:
             raise ApprovalsExceeded
+        if self.asking.approvals:
+            await self.transaction.run(BEGIN_ROUNDS, owner=self.scope.tenant_id)
         ended = [each for each in held.approvals.values() if each.status in _ENDED or each.status == "rejected"]
         for each in ended[: max(0, len(ended) - APPROVALS_ENDED_MAX)]:
             await held.remove(each)
+
+    async def _supersede_older(self, root: str, kept: set[UUID]) -> None:
+        """Supersede what waits at older checkpoints of a namespace, or of calls that end before it goes on."""
+        for each in [*self.held.approvals.values()]:
+            # LangGraph may store what a task asks before the checkpoint that it asks at, and that one's parent.
+            is_older = each.checkpoint_id is None or each.checkpoint_id < self.asking.checkpoint_id
+            is_below = each.namespace == root or (root == "" and _CALL in each.namespace)
+            if each.status == "pending" and is_below and is_older and each.approval_id not in kept:
+                await self._supersede(each)
 
     async def _supersede(self, approval: ApprovalRow) -> None:
         if approval.status in {"rejected", "answered"}:

@@ -34,6 +34,7 @@ from msgspec import Struct
 from crypto import CryptoError, KeyUnavailable
 from storage.administration.audit import GATEWAY_ACTOR, Audit
 from storage.administration.rounds import LeaseLostError, Rounds, Tally, given_back, jittered
+from storage.approvals.expiring import Expiring as ApprovalsExpiring
 from storage.approvals.leaving import is_asking
 from storage.archive.moving import Archives
 from storage.blobs.store import BlobUnavailable
@@ -263,6 +264,7 @@ class Acts:
     archives: Archives
     expiring: Expiring
     events: EventKeeping
+    approvals: ApprovalsExpiring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -421,6 +423,7 @@ class Retaining(Rounds[Round, RetentionCensus]):
             last = (rows[-1].subject_id, rows[-1].thread_id) if rows else None
             await self._advance(lease, last)
             if len(rows) < self._limits.page_rows:
+                await self._expire_approvals(lease)
                 return await self._expire_items(lease, round_, until) and await self._expire_events(lease, until)
             if until is not None and time.monotonic() > until:
                 return False
@@ -443,6 +446,13 @@ class Retaining(Rounds[Round, RetentionCensus]):
             round_.left += 1
             lease.progress.again = True
         return True
+
+    async def _expire_approvals(self, lease: _Lease) -> None:
+        """Store of what people were asked that nobody decided in time: as many as one round does."""
+        try:
+            await self._acts.approvals.tenant(lease.tenant_id)
+        except _NOT_NOW:
+            lease.progress.again = True
 
     async def _expire_events(self, lease: _Lease, until: float | None) -> bool:
         """Remove events that are too old or too many; returns whether all are gone."""

@@ -383,7 +383,14 @@ async def test_a_process_that_stops_in_a_round_gives_it_back_at_once(client, ser
     serving = serving_store
 
     def rounds(archives):
-        acts = Acts(serving.threads, serving.pruning, archives, serving.items.expiring, serving.event_keeping)
+        acts = Acts(
+            serving.threads,
+            serving.pruning,
+            archives,
+            serving.items.expiring,
+            serving.event_keeping,
+            serving.approvals_expiring,
+        )
         return Retaining(serving.unit_of_work, serving.audit, clock, acts, serving.control)
 
     working = asyncio.create_task(rounds(endless).run_due())

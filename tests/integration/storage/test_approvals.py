@@ -30,7 +30,8 @@ from storage.errors import (
 )
 from storage.format.thread_ledgers.actions import canonical
 from storage.model import Asker, NewAction, NewApproval
-from storage.scope import ClientShare, Scope, TenantListing, TenantScope
+from storage.scope import ClientShare, OperatorScope, Scope, TenantListing, TenantScope
+from storage.statements.rules.retention import TENANTS_DUE
 from storage.thread_ledgers.locked import LockedLedger
 from tests.support.archive_rows import opened
 from tests.support.features import switch_on
@@ -166,11 +167,24 @@ async def test_a_checkpoint_that_asks_the_same_again_leaves_it(store, scope):
 
 
 async def test_another_namespace_is_another_question(store, scope):
-    await ask(store, scope, question(), namespace="a:1|b:2")
+    await ask(store, scope, question(), namespace="beside")
     await save(store, scope, "t1", content=state(x=[2]))
     (left,) = await waiting(store, scope)
-    assert left.namespace == "a:1"
-    await save(store, scope, "t1", content=state(x=[2]), namespace="a:1")
+    assert left.namespace == "beside"
+    await save(store, scope, "t1", content=state(x=[2]), namespace="beside")
+    assert await waiting(store, scope) == []
+
+
+@pytest.mark.parametrize("namespace", ["a:1", ""])
+async def test_what_a_call_of_a_graph_asks_ends_with_the_next_checkpoint_of_it_or_of_its_caller(
+    store, scope, namespace
+):
+    await ask(store, scope, question(), namespace="a:1|b:2")
+    (asked,) = await waiting(store, scope)
+    assert asked.namespace == "a:1"
+    await save(store, scope, "t1", content=state(x=[2]), namespace="a:2")
+    assert await waiting(store, scope) == [asked]
+    await save(store, scope, "t1", content=state(x=[2]), namespace=namespace)
     assert await waiting(store, scope) == []
 
 
@@ -581,6 +595,19 @@ async def test_the_round_stores_what_is_over_once(store, scope):
     assert (found.status, found.revision) == ("expired", one.revision + 2)
     assert (await store.approvals.get(scope, two.approval_id)).status == "pending"
     assert await audited(store, scope, f"approval:{one.approval_id}") == ["approval.expired"]
+
+
+async def test_a_tenant_that_asks_has_rounds_which_store_what_is_over(store, scope):
+    (one,) = await ask(store, scope, question())
+    await shortened(store, scope, one, -1.0)
+    assert scope.tenant_id in await due_for_a_round(store)
+    assert (await store.retaining.tenant(scope.tenant_id, now=True)).tenants == 1
+    assert await audited(store, scope, f"approval:{one.approval_id}") == ["approval.expired"]
+
+
+async def due_for_a_round(store):
+    async with store.unit_of_work.snapshot(OperatorScope()) as transaction:
+        return await transaction.fetch_all(TENANTS_DUE, limit=10_000)
 
 
 async def test_a_thread_takes_its_approvals_along(store, scope, database):

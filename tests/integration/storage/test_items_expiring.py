@@ -35,7 +35,14 @@ def tenant(scope):
 
 
 def rounds(store, *, expiring=None, **limits):
-    acts = Acts(store.threads, store.pruning, store.archives, expiring or store.items.expiring, store.event_keeping)
+    acts = Acts(
+        store.threads,
+        store.pruning,
+        store.archives,
+        expiring or store.items.expiring,
+        store.event_keeping,
+        store.approvals_expiring,
+    )
     limits = RoundLimits(**{"acts_per_second": 10_000, **limits})
     return Retaining(store.unit_of_work, store.audit, SystemClock(), acts, store.control, limits)
 

@@ -38,7 +38,14 @@ BEHIND = pytest.mark.parametrize("elsewhere", [-1], indirect=True, ids=["behind"
 
 
 async def perform(store, scope, clock=None):
-    acts = Acts(store.threads, store.pruning, store.archives, store.items.expiring, store.event_keeping)
+    acts = Acts(
+        store.threads,
+        store.pruning,
+        store.archives,
+        store.items.expiring,
+        store.event_keeping,
+        store.approvals_expiring,
+    )
     rounds = Retaining(store.unit_of_work, store.audit, clock or SystemClock(), acts, store.control)
     return await rounds.tenant(scope.tenant_id, now=True)
 

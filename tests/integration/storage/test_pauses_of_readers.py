@@ -250,7 +250,14 @@ async def test_what_holds_for_a_thread_takes_no_policies_of_other_agents(store, 
         store.unit_of_work,
         store.audit,
         SystemClock(),
-        Acts(store.threads, store.pruning, store.archives, store.items.expiring, store.event_keeping),
+        Acts(
+            store.threads,
+            store.pruning,
+            store.archives,
+            store.items.expiring,
+            store.event_keeping,
+            store.approvals_expiring,
+        ),
         control,
     )
     assert (await rounds.tenant(scope.tenant_id, now=True)).threads == 1

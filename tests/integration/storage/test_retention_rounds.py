@@ -65,6 +65,7 @@ def rounds(store, clock, *, threads=None, pruning=None, archives=None, **limits)
         archives or store.archives,
         store.items.expiring,
         store.event_keeping,
+        store.approvals_expiring,
     )
     limits = RoundLimits(**{"acts_per_second": 10_000, **limits})
     return Retaining(store.unit_of_work, store.audit, clock, acts, store.control, limits)

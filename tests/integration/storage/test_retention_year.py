@@ -230,6 +230,7 @@ async def spend(year, admin, threads):
             year.store.archives,
             year.store.items.expiring,
             year.store.event_keeping,
+            year.store.approvals_expiring,
         ),
         year.store.control,
         RoundLimits(acts_per_second=100_000, acts_at_once=AT_ONCE),
