@@ -94,7 +94,8 @@ def test_the_whole_life_of_an_embedded_gateway(folder):
     with serving(data_dir) as first:
         # It reads the file at the first moment there is one: it is whole, and the gateway is ready.
         environ = first.ready()
-        assert set(environ) == {"STATEROOM_URL", "STATEROOM_API_KEY", "STATEROOM_OPERATOR_KEY"}
+        keys = {"STATEROOM_API_KEY", "STATEROOM_APPROVER_KEY", "STATEROOM_OPERATOR_KEY"}
+        assert set(environ) == {"STATEROOM_URL", *keys}
         with urllib.request.urlopen(f"{environ['STATEROOM_URL']}/readyz", timeout=10) as answer:  # noqa: S310 - its own
             assert json.load(answer)["ready"] is True
         assert sorted(path.name for path in folder.iterdir()) == ["data", "data.env", "data.stderr"]

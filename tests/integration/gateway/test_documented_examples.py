@@ -22,7 +22,7 @@ from tests.support.gateway import Tenant
 from tests.support.operations import DECLARED, Tenancy, request_of
 from tests.support.production import Deployment, Launcher, serving
 
-SUBJECT, THREAD = "user-42", "trip-7"
+SUBJECT, THREAD, EFFECT = "user-42", "trip-7", "pay-i-17"
 PART_BYTES = 8 * 1024**2
 # What needs a table that only an operator makes is shown with it, in `test_vector_policies`.
 ELSEWHERE = {"put_vector_policy"}
@@ -103,6 +103,42 @@ def migrating(client: httpx.Client, example_of_version: Any) -> dict[str, str]:
     return named
 
 
+def claimed(client: httpx.Client) -> dict[str, str]:
+    made = done(client.post(f"/v1/threads/{saved(client)['thread_id']}/resume-claim", json={"holder": "worker-3"}))
+    return {"fence": made["fence"]}
+
+
+def begun(client: httpx.Client) -> dict[str, str]:
+    saved(client)
+    body = {"tool": "pay_invoice", "args": {"to": "bob", "amount": 1200}, "mode": "once"}
+    done(client.put(f"/v1/threads/{THREAD}/effects/{EFFECT}", json=body))
+    return {"effect_name": EFFECT}
+
+
+def unknown(client: httpx.Client) -> dict[str, str]:
+    named = begun(client)
+    ended = {"execution": 1, "attempt": 1, "status": "unknown"}
+    done(client.post(f"/v1/threads/{THREAD}/effects/{EFFECT}/finish", json=ended))
+    return named | {"key": person(client)}
+
+
+def asked(client: httpx.Client) -> dict[str, str]:
+    key = person(client)  # who came later than a question does not decide it
+    question = {"external_id": "q", "actions": [{"tool": "book_flight", "args": {"to": "LIS"}}]}
+    saved(client, approvals=[question])
+    [waiting] = done(client.get("/v1/approvals"))["approvals"]
+    content = done(client.get(f"/v1/approvals/{waiting['approval_id']}/content"))
+    return {"approval_id": waiting["approval_id"], "action_hash": content["action_hash"], "key": key}
+
+
+def person(client: httpx.Client) -> str:
+    """The key of somebody else of the tenant."""
+    permissions = ["state:read", "state:write", "approval:read", "approval:open", "approval:decide", "subject:act_as"]
+    body = {"kind": "service", "name": "somebody else", "permissions": permissions}
+    authorization = {"Authorization": client.headers["Authorization"]}
+    return str(done(httpx.post(f"{client.base_url}/v1/api-keys", json=body, headers=authorization))["api_key"])
+
+
 BEFORE: dict[str, Callable[[httpx.Client], dict[str, str]]] = {
     "update_thread": saved,
     "link_thread": begun_from_another,
@@ -123,7 +159,17 @@ BEFORE: dict[str, Callable[[httpx.Client], dict[str, str]]] = {
     "complete_upload": uploaded,
     "copy_artifact": filed,
     "create_artifact_url": filed,
+    "claim_thread": saved,
+    "renew_claim": claimed,
+    "release_claim": claimed,
+    "require_claims": claimed,
+    "start_effect": lambda client: saved(client) | {"effect_name": EFFECT},
+    "finish_effect": begun,
+    "resolve_effect": unknown,
+    "decide_approval": asked,
 }
+# What of a body nobody can know beforehand.
+SUBSTITUTED = ("fence", "action_hash")
 MIGRATING = {"plan_state_migration", "migrate_state", "roll_back_state"}
 
 
@@ -139,12 +185,13 @@ def test_the_example_of_a_request_has_the_status_that_is_documented(world: World
             named |= migrating(client, example(world, "put_state_schema_version"))
         elif name in BEFORE:
             named |= BEFORE[name](client)
+        body |= {member: named[member] for member in SUBSTITUTED if member in named and member in body}
         if name == "shred_tenant":
             body["confirm"] = tenant_id
         if name == "complete_upload":
             body["digest"] = f"sha-256=:{b64encode(hashlib.sha256(bytes(3 * PART_BYTES)).digest()).decode()}:"
         key = {"operator": world.tenancy.gateway.operator_key, "decrypt-any": world.decrypting_key}.get(
-            operation.permission or "", service_key
+            operation.permission or "", named.pop("key", service_key)
         )
         with world.tenancy.client(key, SUBJECT if operation.subject else None) as caller:
             answer = request_of(declared, **{"run_id": "", **named})._replace(body=body).send(caller)
