@@ -16,7 +16,7 @@ from langgraph._internal._retry import default_retry_on
 from langgraph.config import get_config
 
 from stateroom._langgraph.connections import Connected
-from stateroom._langgraph.effect_places import effect_place
+from stateroom._langgraph.effects.places import effect_place
 from stateroom._langgraph.runs import pin
 from stateroom._options import refuse_unknown
 from stateroom._threads.async_effects import async_run_effect

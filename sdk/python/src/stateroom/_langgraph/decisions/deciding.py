@@ -22,7 +22,7 @@ from stateroom._langgraph.decisions.answering import WAITING, answer
 from stateroom._langgraph.decisions.asking import DecisionRules, Questions
 from stateroom._langgraph.decisions.gate import Opened, Permits, permits
 from stateroom._langgraph.decisions.tools import ToolForm
-from stateroom._langgraph.effect_places import effect_place
+from stateroom._langgraph.effects.places import effect_place
 from stateroom._langgraph.runs import pin
 from stateroom._protocol.core import Endpoint, Pinned, Steps
 from stateroom._remembered.pieces import owner_tag
