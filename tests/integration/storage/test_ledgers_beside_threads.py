@@ -18,8 +18,10 @@ from storage.errors import (
     FeatureOff,
     LegalHold,
 )
+from storage.migration.jobs import STATE_MIGRATE_KIND
 from storage.model import Compaction, Save
 from storage.retention.planner import Policy
+from storage.schemas.registry import Definition
 from storage.scope import Scope, TenantScope
 from storage.statements.threads import checkpoints as checkpoints_sql
 from storage.thread_ledgers.resealing import BATCH_ROWS
@@ -160,6 +162,25 @@ async def test_a_verb_leaves_ledgers_as_they_are(store, scope, admin, verb):
     assert not (await start(store, scope, "done", args="done", run_id="run-2")).must_run
     with pytest.raises(EffectUnknown):
         await start(store, scope, "unknown", args="unknown")
+    await clean(store, scope)
+
+
+async def test_a_migration_of_state_leaves_ledgers_as_they_are(store, scope, admin):
+    tenant = TenantScope(scope.tenant_id)
+    rename = {"op": "rename", "from": "/before", "to": "/after"}
+    await store.state_schemas.put(tenant, "travel", 1, Definition())
+    await store.state_schemas.put(tenant, "travel", 2, Definition(up=[rename]))
+    saved = Save(thread_id="t1", content=state(before=1), state_schema="travel", state_version=1)
+    await store.states.save(scope, saved)
+    await ledger(store, scope)
+    before = await kept(admin, scope)
+    job_id = await store.migrating.begin(
+        tenant, STATE_MIGRATE_KIND, "travel", "tester", idle_seconds=0, heads_per_second=1000
+    )
+    await worked(store, scope, job_id)
+    assert await store.migrating.heads_by_version(tenant, "travel") == {2: 1}
+    assert await kept(admin, scope) == before
+    assert not (await start(store, scope, "done", args="done")).must_run
     await clean(store, scope)
 
 
