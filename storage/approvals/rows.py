@@ -157,7 +157,7 @@ class ThreadApprovals:
         ledger, run = self._ledger, self._transaction.run
         approval = with_mac(ledger.sealer, ledger.thread_id, approval)
         await run(
-            sql.ADD, thread_id=ledger.thread_id, key_version=ledger.sealer.active_key_version, request=request,
+            sql.ADD, thread_id=ledger.thread_id, request=request,
             display=display, **structs.asdict(approval),
         )  # fmt: skip
         ledger.add("approvals", "approval", approval.mac)

@@ -11,7 +11,7 @@ import msgspec
 from crypto import Sealer
 from storage.concurrency.turns import Pauses
 from storage.effects.rows import check_parts, check_row
-from storage.format.thread_ledgers.effect import PARTS, open_asked, open_part, seal_part
+from storage.format.thread_ledgers.effect import PARTS, counted, open_asked, open_part, seal_part
 from storage.format.thread_ledgers.names import effect_name_mac
 from storage.format.thread_ledgers.seal import EFFECT_PARTS, effect_part
 from storage.format.token import ThreadToken
@@ -56,7 +56,8 @@ async def copy_effects(
             again = _copied(ledger, row)
             if again is not None:
                 await transaction.run(sql.ADD, **msgspec.structs.asdict(again))
-                ledger.add(effect_part(again.name_mac), "effect", again.mac)
+                place_and_mac = counted(again.namespace, again.name_mac, again.execution, again.mac)
+                ledger.add(effect_part(again.name_mac), "effect", place_and_mac)
                 copied += 1
         if len(rows) < _PAGE_ROWS:
             break

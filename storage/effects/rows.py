@@ -16,6 +16,7 @@ from storage.format.thread_ledgers.effect import (
     EffectColumns,
     Outcome,
     Part,
+    counted,
     encode,
     open_asked,
     open_outcome,
@@ -27,7 +28,7 @@ from storage.format.thread_ledgers.seal import effect_part, member
 from storage.format.token import ThreadToken
 from storage.postgres.unit_of_work import Transaction
 from storage.statements.thread_ledgers import effects as sql
-from storage.statements.thread_ledgers.effects import EffectRow, PlacedEffectRow, WholeEffectRow
+from storage.statements.thread_ledgers.effects import EffectMac, EffectRow, PlacedEffectRow, WholeEffectRow
 from storage.thread_ledgers.locked import LockedLedger
 
 _ALTERED = "the effects of this thread were changed outside the gateway"
@@ -45,10 +46,14 @@ async def check_parts(transaction: Transaction, ledger: LockedLedger, parts: Ite
     pauses = Pauses()
     for row in await transaction.fetch_all(sql.MACS, thread_id=ledger.thread_id, parts=wanted):
         part = effect_part(row.name_mac)
-        found[part] = found[part].add(member(ledger.sealer, "effect", row.mac))
+        found[part] = found[part].add(member(ledger.sealer, "effect", _counted(row, row.mac)))
         await pauses.after(_ROW_BYTES)
-    if any(ledger.seal.effects[part] != counted for part, counted in found.items()):
+    if any(ledger.seal.effects[part] != total for part, total in found.items()):
         raise IntegrityFailure(_ALTERED)
+
+
+def _counted(row: EffectRow | EffectMac, mac: bytes) -> bytes:
+    return counted(row.namespace, row.name_mac, row.execution, mac)
 
 
 def check_row(ledger: LockedLedger, row: EffectRow) -> None:
@@ -141,7 +146,7 @@ class EffectChange:
             result=None,
         )
         await self._transaction.run(sql.ADD, **msgspec.structs.asdict(row))
-        self._ledger.add(effect_part(row.name_mac), "effect", row.mac)
+        self._ledger.add(effect_part(row.name_mac), "effect", _counted(row, row.mac))
         await self._ledger.store(self._transaction, self._noted)
         return row
 
@@ -179,5 +184,5 @@ class EffectChange:
             statement, values = sql.SET_ENDED, {**values, **msgspec.structs.asdict(sealed)}
         if not await self._transaction.run(statement, **values):
             raise IntegrityFailure(_ALTERED)
-        self._ledger.change(effect_part(row.name_mac), "effect", row.mac, mac)
+        self._ledger.change(effect_part(row.name_mac), "effect", _counted(row, row.mac), _counted(row, mac))
         await self._ledger.store(self._transaction, self._noted)

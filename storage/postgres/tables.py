@@ -299,7 +299,6 @@ _thread_table(
     *_columns(Boolean, "asserted_count"),
     *_columns(BigInteger, "revision"),
     *_columns(Boolean, "client_share", "has_display"),
-    *_columns(Integer, "key_version"),
     *_columns(LargeBinary, "request", "request_member"),
     *_columns(LargeBinary, "display", "display_member", "decision", "decision_member", nullable=True),
     *_columns(LargeBinary, "mac"),

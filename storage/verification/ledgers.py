@@ -12,7 +12,7 @@ from storage.concurrency.turns import Pauses
 from storage.errors import IntegrityFailure, ThreadNotFound
 from storage.format.chain import LiveSet
 from storage.format.thread_ledgers.claim import open_note
-from storage.format.thread_ledgers.effect import PARTS, open_part
+from storage.format.thread_ledgers.effect import PARTS, counted, open_part
 from storage.format.thread_ledgers.seal import EFFECT_PARTS, effect_part, member
 from storage.postgres.unit_of_work import Transaction
 from storage.statements.thread_ledgers import claims as claims_sql
@@ -65,7 +65,7 @@ async def _claim(transaction: Transaction, ledger: LockedLedger, find: Find) -> 
 
 
 async def _effects(transaction: Transaction, ledger: LockedLedger, find: Find) -> None:
-    counted = [LiveSet()] * EFFECT_PARTS
+    totals = [LiveSet()] * EFFECT_PARTS
     pauses = Pauses()
     place: tuple[str, bytes, int] = ("", b"", 0)
     while True:
@@ -81,12 +81,12 @@ async def _effects(transaction: Transaction, ledger: LockedLedger, find: Find) -
             place = (row.namespace, row.name_mac, row.execution)
             await pauses.after(len(row.args) + len(row.result or b""))
             part = effect_part(row.name_mac)
-            counted[part] = counted[part].add(member(ledger.sealer, "effect", row.mac))
+            totals[part] = totals[part].add(member(ledger.sealer, "effect", counted(*place, row.mac)))
             _effect(ledger, row, find)
         if len(rows) < _PAGE_ROWS:
             break
-    if tuple(counted) != ledger.seal.effects:
-        expected, found = (sum(each.count for each in sets) for sets in (ledger.seal.effects, counted))
+    if tuple(totals) != ledger.seal.effects:
+        expected, found = (sum(each.count for each in sets) for sets in (ledger.seal.effects, totals))
         find("ledger", f"the effects are not those that are counted: {expected} expected, {found} found")
 
 

@@ -60,6 +60,7 @@ class Administration:
             self.tenant_id = client.get("/v1/whoami").json()["tenant_id"]
         with self.tenancy.client(self.service_key) as service:
             self.schema = register_schema(service)
+            service.put("/v1/approval-policies", json={"required": True}).raise_for_status()
         self.key_id = key_id(self.tenancy.key(self.service_key, self.subject_id))
         self.keys = {"operator": gateway.operator_key, "decrypt-any": reading_any}
 

@@ -28,6 +28,8 @@ from storage.statements.items import paths as item_paths
 from storage.statements.keys import keys
 from storage.statements.objects import artifacts, blobs
 from storage.statements.rules import retention, save_policies, vector_policies
+from storage.statements.thread_ledgers import claims, effects, seals, verifying
+from storage.statements.thread_ledgers import resealing as ledger_resealing
 from storage.statements.threads import archives, checkpoints, pruning, tags, threads
 from storage.threads.thinning import ThinningRule
 from tests.support.archive_rows import opened
@@ -35,7 +37,7 @@ from tests.support.blob_rows import Blobs
 from tests.support.features import switch_on
 from tests.support.items import put as put_item
 from tests.support.items import write as write_items
-from tests.support.ledgers import claim, start
+from tests.support.ledgers import claim, finish, start
 from tests.support.states import document, put, save, state, write
 
 SUBJECTS = [table.name for table in SUBJECT_TABLES]
@@ -64,17 +66,29 @@ SEALED = {
     "retention": ["policy"],
     "thread_retention": ["policy"],
     "retention_rounds": ["progress"],
-    "ledger_seals": ["seal"],
     "approvals": ["external_mac", "asked_mac", "action_mac", "request", "request_member", "mac"],
     "approval_actions": ["action_mac", "mac"],
     "approval_votes": ["digest", "mac"],
-    "claims": ["note", "note_member", "mac"],
-    "effects": ["name_mac", "intent_mac", "asked", "args", "outcome", "result", "mac"],
-    "effect_tombstones": ["tombstone"],
     "item_scopes": ["seal"],
     "item_paths": ["seal", "labels", "path_id", "share_check"],
     "items": ["envelope", "member", "path_id", "key_id"],
     "item_vectors": ["envelope", "member", "path_id", "key_id", "model_id"],
+    "ledger_seals": ["seal"],
+    "claims": ["note", "note_member", "mac"],
+    "effects": [
+        "name_mac",
+        "intent_mac",
+        "asked",
+        "asked_member",
+        "args",
+        "args_member",
+        "outcome",
+        "outcome_member",
+        "result",
+        "result_member",
+        "mac",
+    ],
+    "effect_tombstones": ["tombstone"],
 }
 STATEMENTS = {
     f"{module.__name__.rsplit('.', 1)[1]}.{name}": value
@@ -91,6 +105,11 @@ STATEMENTS = {
         save_policies,
         items,
         item_paths,
+        seals,
+        claims,
+        effects,
+        verifying,
+        ledger_resealing,
     )
     for name, value in vars(module).items()
     for text in [value.text if isinstance(value, Statement) else value]
@@ -127,8 +146,6 @@ async def scopes(store, database, root_key):
         shown = await store.approvals.open(each, asked.approval_id, voter)
         said = Decision(asked.approval_id, shown.action_hash, (Verdict("approve"),))
         await store.approvals.decide(each, said, voter)
-        await claim(store, each, thread_id="asked")
-        await start(store, each, thread_id="asked")
         await save(
             store, each, checkpoint_id="c", content=state(a=document("a")), run_id="r", metadata={"k": 1},
             searchable=("k",),
@@ -138,9 +155,9 @@ async def scopes(store, database, root_key):
             each, TaskWrites("t1", "", "early", "task", "", [write(-1, "__error__", 1)], "failed")
         )
         await store.threads.put(each, "gone")
-        await start(store, each, thread_id="gone")
         await store.threads.delete(each, "gone")
         await keep_blobs(store, each)
+        await keep_ledgers(store, each)
         await write_items(store.items, each, put_item("k", {"n": 1}), put_item("over", {}, ttl_seconds=1))
         await keep_vectors(database, each)
         await store.retention_policies.put(TenantScope(each.tenant_id), None, Policy(idle_ttl_seconds=86_400))
@@ -159,6 +176,16 @@ async def scopes(store, database, root_key):
                 await save(archiving, each, "segmented")
             await archiving.archives.segmenting.move(each, "segmented", ThinningRule(keep_last=1), actor="test")
     return made
+
+
+async def keep_ledgers(store, scope):
+    """A claim, an effect that ended and one that did not, and the name of one whose thread is gone."""
+    await claim(store, scope, note="half way")
+    await finish(store, scope, await start(store, scope, run_id="r"), result={"id": 7}, error="E")
+    await start(store, scope, "call-2", args={"to": "eve"})
+    await save(store, scope, "done")
+    await start(store, scope, thread_id="done")
+    await store.threads.delete(scope, "done")
 
 
 async def keep_vectors(database, scope):
@@ -404,6 +431,44 @@ READS = {
     "artifacts.DROP_REFS": {"thread_id": "blobs"},
     "artifacts.LOCK_OF_THREAD": {"thread_id": "blobs"},
     "items.PLACES": {"updated_at": None, "path_id": b"", "key_id": b"", "page_rows": 10},
+    "seals.LOCK_THREAD": T1,
+    "seals.THREAD": T1,
+    "seals.READ": T1,
+    "seals.AFTER": {"after": "", "thread_id": None, "limit": 10},
+    "claims.ONE": T1,
+    "effects.MACS": {"parts": list(range(16)), **T1},
+    "effects.LISTED": {
+        "status": None,
+        "checkpoint_id": None,
+        "after_at": None,
+        "after_namespace": "",
+        "after_name": b"",
+        "after_execution": 0,
+        "limit": 10,
+        **T1,
+    },
+    "effects.HEAD": {"namespace": "", **T1},
+    "effects.LINE": {"namespace": "", "checkpoint_id": "c", "limit": 10, **T1},
+    "effects.BUSY": T1,
+    "effects.BURIED": {"tombstone": b"", "days": 30},
+    "effects.FORGET_BURIED": {"days": -1},
+    "verifying.TRACES_OF": T1,
+    "verifying.EFFECTS_AFTER": {
+        "after_namespace": "",
+        "after_name": b"",
+        "after_execution": 0,
+        "limit": 10,
+        **T1,
+    },
+    "resealing.STALE_EFFECTS": {
+        "version": bytes(4),
+        "thread_id": "",
+        "namespace": "",
+        "name_mac": b"",
+        "execution": 0,
+        "page_rows": 10,
+    },
+    "resealing.STALE_CLAIMS": {"version": bytes(4), "thread_id": "", "page_rows": 10},
     "paths.SCOPE": {},
     "paths.LOCK_SCOPE": {},
     "paths.LABELS_AFTER": {"path_id": b"", "page_rows": 10},
@@ -438,7 +503,7 @@ async def test_operators_see_what_every_tenant_keeps_and_change_none_of_it(app, 
         assert await app.execute(f"UPDATE stateroom.{table} SET quota_bytes = 0") == "UPDATE 0"
 
 
-CLOCK = {"present"}  # the database's clock, which goes on from one result to the next
+CLOCK = {"present", "now"}  # the database's clock, which goes on from one result to the next
 
 
 @pytest.mark.parametrize("name", READS)

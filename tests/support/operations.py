@@ -223,6 +223,8 @@ def request_of(declared: Declared, thread: Thread | None = None, **named: str) -
     values = {
         "state_schema": "s",
         "state_version": "1",
+        "fence": "1",
+        "effect_name": "call-1",
         **NO_APPROVAL,
         **ITEM,
         **(thread._asdict() if thread else {}),

@@ -44,7 +44,6 @@ _TABLES = {
     revision bigint NOT NULL,
     client_share boolean NOT NULL,
     has_display boolean NOT NULL,
-    key_version integer NOT NULL,
     request bytea NOT NULL,
     request_member bytea NOT NULL,
     display bytea,

@@ -14,6 +14,7 @@ from uuid import UUID
 import msgspec
 
 from crypto import Kind, OpenError, Sealer
+from crypto.context import encode_fields
 from storage.encoding import encode_msgpack
 from storage.errors import IntegrityFailure
 from storage.format.thread_ledgers.names import member_of
@@ -103,6 +104,14 @@ class EffectColumns(msgspec.Struct, frozen=True):
     def location(self, part: str) -> tuple[str, bytes, int, str]:
         """The context fields of an envelope: its place, and which of the four it is."""
         return (self.thread_id, self.name_mac, self.execution, part)
+
+
+def counted(namespace: str, name_mac: bytes, execution: int, mac: bytes) -> bytes:
+    """What the seal counts of an effect: its MAC and where it is, so that one that was moved is missed there.
+
+    A start compares the MACs of a whole part but checks only the rows that it finds at its own place.
+    """
+    return encode_fields((namespace, name_mac, execution)) + mac
 
 
 class Asked(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

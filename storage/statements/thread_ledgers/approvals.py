@@ -106,8 +106,8 @@ ALL_VOTES = Statement(
 SEALED = Statement(f"SELECT request, display, decision FROM stateroom.approvals WHERE {_ONE}", SealedRow)
 
 ADD = Statement(f"""
-INSERT INTO stateroom.approvals ({_OWNER}, {columns(ApprovalRow)}, key_version, request, display)
-VALUES ({_OWNER_VALUES}, {_values(ApprovalRow)}, :key_version, :request, :display)
+INSERT INTO stateroom.approvals ({_OWNER}, {columns(ApprovalRow)}, request, display)
+VALUES ({_OWNER_VALUES}, {_values(ApprovalRow)}, :request, :display)
 """)
 ADD_ACTION = Statement(f"""
 INSERT INTO stateroom.approval_actions ({_OWNER}, {columns(ActionRow)}) VALUES ({_OWNER_VALUES}, {_values(ActionRow)})
@@ -338,8 +338,7 @@ ORDER BY thread_id, approval_id LIMIT :page_rows
     StaleRow,
 )
 RESEAL = Statement(f"""
-UPDATE stateroom.approvals SET request = :request, display = :display, decision = :decision,
-    key_version = ('x' || encode(substring(:request::bytea FROM 9 FOR 4), 'hex'))::bit(32)::integer
+UPDATE stateroom.approvals SET request = :request, display = :display, decision = :decision
 WHERE {_ONE} AND request = :request_before AND decision IS NOT DISTINCT FROM :decision_before
 """)
 

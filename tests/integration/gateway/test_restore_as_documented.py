@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from gateway.embedded.postgres import postgres_programs
-from storage.control.features import ITEMS
+from storage.control.features import DECISIONS, ITEMS
 from tests.support.engines import drop_database
 from tests.support.features import finish_upgrade
 from tests.support.production import APP_PASSWORD, OWNER_PASSWORD, serving
@@ -20,6 +20,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "operations" / "backup.md"
 COMMANDS = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)[:4]
 NEW = "restored_as_documented"
 CREATOR = "restores_databases"
+EFFECT = {"tool": "pay", "args": {"to": "bob"}, "mode": "once"}
 
 
 @pytest.fixture
@@ -52,10 +53,16 @@ async def shell(script, environ, folder):
 async def test_a_backup_is_restored_by_the_commands_of_the_page_and_by_nobody_with_more_rights(
     bucketed, creator_url, launcher, tmp_path
 ):
-    await finish_upgrade(bucketed, ITEMS)
+    await finish_upgrade(bucketed, ITEMS, DECISIONS)
     async with serving(launcher, bucketed) as gateway, gateway.client() as client:
         assert (await client.post("/v1/threads/t/checkpoints", json={"state": {"n": 1}})).status_code == 201
         assert (await client.put("/v1/items/memories/k", json={"value": {"n": 2}})).status_code == 201
+        claim = (await client.post("/v1/threads/t/resume-claim", json={"holder": "worker", "note": "half way"})).json()
+        begun = (await client.put("/v1/threads/t/effects/call", json=EFFECT)).json()
+        assert begun["must_run"]
+        place = {name: begun["effect"][name] for name in ("execution", "attempt")}
+        ended = await client.post("/v1/threads/t/effects/call/finish", json={**place, "status": "done", "result": 3})
+        assert ended.status_code == 200
 
     def url(role, password, database):
         changed = creator_url.set(username=role, password=password, database=database)
@@ -87,3 +94,7 @@ async def test_a_backup_is_restored_by_the_commands_of_the_page_and_by_nobody_wi
     async with serving(launcher, restored) as gateway, gateway.client() as client:
         assert (await client.get("/v1/threads/t/checkpoints/latest")).json()["state"] == {"n": 1}
         assert (await client.get("/v1/items/memories/k")).json()["value"] == {"n": 2}
+        found = (await client.get("/v1/threads/t/resume-claim")).json()
+        assert (found["fence"], found["note"]) == (claim["fence"], "half way")
+        again = (await client.put("/v1/threads/t/effects/call", json=EFFECT)).json()
+        assert (again["must_run"], again["effect"]["result"]) == (False, 3)

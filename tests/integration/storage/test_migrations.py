@@ -17,7 +17,7 @@ from sqlalchemy.pool import NullPool
 
 from gateway.embedded.postgres import postgres_programs
 from storage.blobs.memory import MemoryBlobStore
-from storage.control.features import COLD_NAMESPACES, ITEMS, LINKS, SEGMENTS
+from storage.control.features import COLD_NAMESPACES, DECISIONS, ITEMS, LINKS, SEGMENTS
 from storage.encoding import encode_msgpack
 from storage.errors import SetupError
 from storage.items.model import Batch, ItemName, ItemWrite
@@ -31,6 +31,7 @@ from tests.support.archive_rows import fill, seen
 from tests.support.engines import create_database, drop_database
 from tests.support.features import switch_on
 from tests.support.interleaving import blocked
+from tests.support.ledgers import claim, start
 from tests.support.states import save, state
 from tests.support.stores import APP_PASSWORD, DEPLOYMENT_ID, OWNER_PASSWORD
 
@@ -280,6 +281,28 @@ async def test_items_are_not_migrated_away(own_database, archiving):
     await store.close()
     await migrate(owner_url, command.downgrade, "a42")
     assert await current(owner_url) == "a42"
+
+
+@pytest.mark.parametrize("what", ["claim", "effect"])
+async def test_claims_and_effects_are_not_migrated_away(own_database, archiving, what):
+    owner_url, _ = own_database
+    scope = Scope(uuid4(), "user-1")
+    store = await archiving()
+    await switch_on(store, DECISIONS)
+    await save(store, scope, content=state(n=1))
+    await (claim if what == "claim" else start)(store, scope)
+    with pytest.raises(DBAPIError, match="threads have claims or effects: delete these threads before"):
+        await migrate(owner_url, command.downgrade, "a47")
+    assert await current(owner_url) == db_revision_required()
+    await store.threads.delete(scope, "t1")
+    await store.close()
+    await migrate(owner_url, command.downgrade, "a46")
+    assert await current(owner_url) == "a46"
+    await upgrade(owner_url)
+    store = await archiving()
+    await save(store, scope, content=state(n=1))
+    await (claim if what == "claim" else start)(store, scope)
+    await store.close()
 
 
 async def test_two_upgrades_at_the_same_moment_both_succeed(own_database, launcher, tmp_path):

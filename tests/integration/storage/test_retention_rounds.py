@@ -12,7 +12,7 @@ import pytest
 from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
 from storage.clock import ManualClock
-from storage.control.features import COLD_NAMESPACES, LINKS, SEGMENTS
+from storage.control.features import COLD_NAMESPACES, DECISIONS, LINKS, SEGMENTS
 from storage.control.rows import policy_row
 from storage.errors import (
     FeatureOff,
@@ -33,6 +33,8 @@ from storage.threads.thinning import ThinningRule
 from storage.threads.verbs import Threads
 from tests.support.archive_rows import fill, fsck, moved, opened
 from tests.support.features import switch_on
+from tests.support.ledgers import claim, effect_over, finish, start
+from tests.support.ledgers import rows as ledger_rows
 from tests.support.passing_time import PassingTime
 from tests.support.states import history, load, save, state, write
 
@@ -615,6 +617,44 @@ async def test_no_round_removes_anything_of_what_is_held(store, scope, tenant, c
         assert await moved(admin, scope) == before
     await store.retention_policies.put_thread(scope, "t1", strict)
     assert (await perform(store, clock, tenant))["deleted"] == 1
+
+
+@pytest.mark.parametrize("on_expiry", ["archive", "delete"])
+async def test_no_round_takes_a_thread_that_somebody_claims_or_that_has_an_effect_that_did_not_end(
+    store, scope, tenant, clock, admin, on_expiry
+):
+    await switch_on(store, DECISIONS)
+    threads = ["claimed", "released", "started", "unknown", "in progress", "gave up", "done"]
+    for thread_id in threads:
+        await save(store, scope, thread_id)
+    await claim(store, scope, thread_id="claimed", lease_seconds=300)
+    held = await claim(store, scope, thread_id="released")
+    await store.claims.release(scope, "released", held.fence)
+    begun = {name: await start(store, scope, thread_id=name) for name in ("started", "unknown", "done")}
+    for status in ("unknown", "done"):
+        await finish(store, scope, begun[status], status)
+    for thread_id in ("in progress", "gave up"):
+        await start(store, scope, thread_id=thread_id, mode="idempotent")
+    await effect_over(store, scope, thread_id="gave up")  # may be begun again, so that nobody has to know
+    await store.retention_policies.put(tenant, None, Policy(on_expiry=on_expiry, idle_ttl_seconds=DAY))
+    await clock.go_on(2 * DAY)
+    busy = {"claimed", "started", "unknown", "in progress"}
+    await perform(store, clock, tenant)
+    found = await tiers(store, scope)
+    if on_expiry == "archive":
+        assert found == {each: "hot" if each in busy else "archive" for each in threads}
+    else:
+        assert found == dict.fromkeys(busy, "hot")
+        stored = await ledger_rows(admin, scope, "effects")
+        assert {row["thread_id"] for row in stored} == busy - {"claimed"}
+        assert len(await ledger_rows(admin, scope, "effect_tombstones")) == 1
+    # Once it is known what became of it, nothing keeps a thread.
+    await finish(store, scope, begun["started"])
+    await clock.go_on(2 * DAY)
+    await perform(store, clock, tenant)
+    after = await tiers(store, scope)
+    assert after.get("started") == ("archive" if on_expiry == "archive" else None)
+    assert {after[each] for each in busy - {"started"}} == {"hot"}
 
 
 @LEVELS

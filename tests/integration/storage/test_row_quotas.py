@@ -14,7 +14,7 @@ from storage.administration.tenants import DefaultQuotas, Usage
 from storage.artifacts.model import NewArtifact
 from storage.blobs.memory import MemoryBlobStore
 from storage.checkpoints.compacting import SUMMARY_OVER_QUOTA_BYTES_MAX
-from storage.control.features import ITEMS, LINKS
+from storage.control.features import DECISIONS, ITEMS, LINKS
 from storage.errors import QuotaExceeded, RowQuotaExceeded
 from storage.model import ApiKeyRecord, Compaction, Idempotency, Precondition, TaskWrites, Tenant, ThreadLink
 from storage.postgres.statement import Statement
@@ -22,6 +22,7 @@ from storage.postgres.tables import SUBJECT_TABLES
 from storage.scope import OperatorScope, Scope, TenantScope
 from storage.statements.threads import row_usage
 from tests.support import item_rows as items
+from tests.support import ledgers
 from tests.support.archive_rows import fill, opened
 from tests.support.features import switch_on
 from tests.support.states import document, load, packed, put, save, state, write
@@ -169,6 +170,33 @@ async def test_the_count_is_what_the_tables_hold(store, admin, tenant, page_rows
 
 async def test_every_table_of_subjects_is_counted():
     assert set(row_usage.FIRST_PAGES) == {table.name for table in SUBJECT_TABLES}
+
+
+async def test_claims_and_effects_count_and_over_the_quota_what_was_begun_still_ends(
+    store, counting, admin, tenant, scope
+):
+    await switch_on(store, DECISIONS)
+    await save(store, scope)
+    before = await counting.tenant(tenant, now=True)
+    held = await ledgers.claim(store, scope, note="half way")
+    begun = await ledgers.start(store, scope, args=document("args", 50_000))
+    counted = await counting.tenant(tenant, now=True)
+    assert counted == await independent(admin, tenant) > before
+    await save(store, scope, "other")
+    await let_nothing_more_in(store, tenant)
+    await store.row_quotas.refresh()
+    for refused in (
+        ledgers.start(store, scope, "another", args="another"), ledgers.claim(store, scope, thread_id="other"),
+        store.threads.copy(scope, "t1", "copy"),
+    ):  # fmt: skip
+        with pytest.raises(RowQuotaExceeded):
+            await refused
+    assert (await ledgers.finish(store, scope, begun, result={"id": 7})).status == "done"
+    await store.claims.renew(scope, "t1", held.fence, note="nearly there")
+    await store.claims.release(scope, "t1", held.fence)
+    assert not (await ledgers.start(store, scope, args=document("args", 50_000))).must_run
+    await store.threads.delete(scope, "t1")
+    assert await counting.tenant(tenant, now=True) == await independent(admin, tenant) < counted
 
 
 async def test_the_next_count_comes_the_later_the_longer_one_took(store, counting, admin, tenant, scope):
