@@ -53,7 +53,8 @@ class ClaimRequest:
     Attributes:
         thread_id: The id of the thread to claim.
         holder: The name of the worker, an id.
-        run_id: The id of the run; the same holder that claims for the same run again keeps its fence.
+        run_id: The id of the run; the same holder that claims for the same run again keeps its fence. None: no other
+            request is the same run.
         lease_seconds: The seconds until the claim is over, unless it is renewed.
         exclusive: Whether nobody writes to the thread without a claim from now on.
         take_over: Whether a live claim of another ends, and a thread that is stuck is handed out.

@@ -322,7 +322,8 @@ class _Change:
 
     def is_of(self, request: ClaimRequest) -> bool:
         """Whether it is the same worker's, for the same run."""
-        return self.row is not None and (self.row.holder, self.row.run_id) == (request.holder, request.run_id)
+        named = request.run_id is not None
+        return named and self.row is not None and (self.row.holder, self.row.run_id) == (request.holder, request.run_id)
 
     def refusal(self) -> StorageError | None:
         """Why the thread is not handed on now; None: it is."""

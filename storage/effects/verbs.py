@@ -40,11 +40,13 @@ from storage.effects.model import (
     EffectStart,
     EffectStarted,
     EffectStatus,
+    Mode,
     UnknownEffect,
 )
 from storage.effects.older_records import OlderRecord, find_older
 from storage.effects.rows import EffectChange, check_parts, check_row, shown
 from storage.errors import (
+    ActionChanged,
     ApprovalRequired,
     EffectInProgress,
     EffectMismatch,
@@ -73,6 +75,7 @@ from storage.thread_ledgers.locked import LockedLedger, check_fence
 
 # Effects of one intent that are looked at, the newest.
 _OF_INTENT_MAX: Final = 100
+_MODES: Final[tuple[Mode, ...]] = ("read", "idempotent", "once")
 _WINDOW: Final = timedelta(seconds=REPEAT_WINDOW_SECONDS)
 BY_CHECK: Final = "check"
 
@@ -205,7 +208,11 @@ class Effects:
     async def _of_intent(self, starting: _Starting) -> list[PlacedEffectRow]:
         """The newest effects of the same intent, in the same root, compared with the seal."""
         found = await starting.transaction.fetch_all(
-            sql.OF_INTENT, thread_id=starting.wanted.thread_id, intent_mac=starting.intent, limit=_OF_INTENT_MAX
+            sql.OF_INTENT,
+            thread_id=starting.wanted.thread_id,
+            namespace=starting.namespace,
+            intent_mac=starting.intent,
+            limit=_OF_INTENT_MAX,
         )
         parts = {effect_part(each.name_mac) for each in found} - {effect_part(starting.name_mac)}
         if parts:
@@ -220,7 +227,7 @@ class Effects:
         fence = ledger.thread.fence
         answer = decide_current(
             Current(
-                mode=row.mode,  # type: ignore[arg-type]  # a gateway wrote it
+                mode=_stricter(row.mode, wanted.mode),
                 status=row.status,  # type: ignore[arg-type]
                 same_intent=row.intent_mac == starting.intent,
                 own_fence=wanted.fence is not None and wanted.fence == row.fence,
@@ -248,6 +255,7 @@ class Effects:
             Outcome(),
             None,
             attempt=row.attempt + 1,
+            mode=_stricter(row.mode, wanted.mode),
             status="started",
             run_id=wanted.run_id,
             fence=wanted.fence or 0,
@@ -344,6 +352,9 @@ class Effects:
         """
         wanted = starting.wanted
         used = None if before is None else before.approval_id
+        args = part_member(starting.sealer, "args", wanted.args)
+        if before is not None and used is not None and args != before.args_member:
+            raise ActionChanged  # what was approved once is done again only as it was approved
         if wanted.approval_id is None:
             if used is None and (
                 wanted.needs_approval
@@ -597,6 +608,11 @@ class Effects:
             return Page(found, None)
         last = rows[limit - 1]
         return Page(found, (last.subject_id, last.thread_id, last.namespace, last.name_mac.hex(), str(last.execution)))
+
+
+def _stricter(before: str, wanted: Mode) -> Mode:
+    """The mode that allows less: what was begun as something that may be repeated is not, once it must not be."""
+    return _MODES[max(_MODES.index(before), _MODES.index(wanted))]
 
 
 async def _whole(transaction: Transaction, row: EffectRow) -> WholeEffectRow:

@@ -60,6 +60,7 @@ NAMED = Statement(
 OF_INTENT = Statement(
     f"""
 SELECT {_PLACED} FROM stateroom.effects WHERE {_THREAD} AND intent_mac = :intent_mac
+  AND namespace = :namespace AND status NOT IN ('failed', 'voided')
 ORDER BY created_at DESC, name_mac, execution DESC LIMIT :limit
 """,
     PlacedEffectRow,

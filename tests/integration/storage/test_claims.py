@@ -130,11 +130,19 @@ async def test_an_exclusive_claim_keeps_everybody_else_out_until_that_is_lifted(
         await save(store, scope)
 
 
+async def test_without_a_run_nobody_is_taken_for_the_same(store, scope):
+    """Two requests of one process name the same holder."""
+    await save(store, scope)
+    await claim(store, scope)
+    with pytest.raises(ClaimHeld):
+        await claim(store, scope)
+
+
 async def test_takeovers_and_lifted_exclusions_are_on_record_and_nothing_else_of_claims(store, scope, admin):
     await save(store, scope)
     await claim(store, scope)
-    await claim(store, scope, "two", take_over=True)
-    held = await claim(store, scope, "two", exclusive=True)
+    await claim(store, scope, "two", run_id="r", take_over=True)
+    held = await claim(store, scope, "two", run_id="r", exclusive=True)
     await store.claims.set_required(scope, "t1", required=False, actor="api-key:person")
     await store.claims.release(scope, "t1", held.fence)
     await claim(store, scope, "three", take_over=True)

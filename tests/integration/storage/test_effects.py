@@ -450,6 +450,30 @@ async def test_an_approval_is_used_up_by_the_start_of_its_action_and_by_no_other
         await start(store, scope, "more", args=args, repeat=True, approval_id=approval_id)
 
 
+async def test_another_attempt_under_an_approval_is_the_same_action(store, scope):
+    """Also where some of the arguments alone make it the same effect."""
+    approval_id = await approved(store, scope, {"to": "bob", "amount": 50})
+    same = {"identity": ("/to",), "approval_id": approval_id}
+    first = await start(store, scope, args={"to": "bob", "amount": 50}, **same)
+    await finish(store, scope, first, "failed")
+    for given in (same, {"identity": ("/to",)}):
+        with pytest.raises(ActionChanged):
+            await start(store, scope, args={"to": "bob", "amount": 5000}, **given)
+    assert (await start(store, scope, args={"to": "bob", "amount": 50}, **same)).must_run
+
+
+async def test_what_may_not_be_repeated_now_is_not_although_it_was_begun_as_what_may(store, scope):
+    await save(store, scope)
+    first = await start(store, scope, mode="idempotent")
+    await finish(store, scope, first, "failed")
+    assert (await start(store, scope, mode="once")).must_run
+    await effect_over(store, scope)
+    with pytest.raises(EffectUnknown):
+        await start(store, scope, mode="once")
+    with pytest.raises(EffectUnknown):  # nor is it, once it was begun so
+        await start(store, scope, mode="idempotent")
+
+
 async def test_of_many_starts_with_one_approval_one_acts(store, scope):
     args = {"to": "bob", "amount": 5}
     approval_id = await approved(store, scope, args)
