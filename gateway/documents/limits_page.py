@@ -250,7 +250,12 @@ SECTIONS: Final = {
     ),
     "Approvals": (
         Limit("APPROVAL_ACTIONS_MAX", approval_model, "actions of an [approval](approvals.md)", "invalid-request"),
-        Limit("APPROVAL_CONTENT_BYTES_MAX", approval_model, "all that is asked in one", "limit-exceeded"),
+        Limit(
+            "APPROVAL_CONTENT_BYTES_MAX",
+            approval_model,
+            "all that is asked in one, or said in a decision",
+            "limit-exceeded",
+        ),
         Limit("APPROVALS_PENDING_MAX", approval_model, "approvals of a thread that wait", "approvals-exceeded"),
         Limit(
             "APPROVALS_ENDED_MAX",

@@ -3,7 +3,8 @@
 Owns what supersedes what: the same question with the same actions is the same approval as long as it waits or its
 answer stands; with other actions it supersedes the one before, also an approved one. A checkpoint that a namespace
 takes supersedes what waits there, unless it asks that again. An approval that was given stays: what it allows comes
-next.
+next. What is over is stored as that first, so that who asks the same again is not left with an answer that nobody can
+give, or use, any more.
 """
 
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from storage.approvals.model import (
 )
 from storage.approvals.policies import policy_for
 from storage.approvals.rows import Request, RequestedAction, ThreadApprovals, action_mac, keyed, seal_part
+from storage.concurrency.computing import compute
 from storage.control.features import DECISIONS
 from storage.encoding import encode_msgpack
 from storage.errors import ApprovalsExceeded, InvalidState, LimitExceeded
@@ -40,11 +42,15 @@ from storage.thread_ledgers.locked import LockedLedger
 
 # As long as it stands so, the same question with the same actions is the same approval.
 _STANDS: Final = frozenset({"pending", "approved", "rejected", "answered"})
-_ENDED: Final = frozenset({"expired", "cancelled", "superseded", "consumed", "lapsed"})
+# What still matters to somebody; all others have ended, and so many of them are kept.
+_OPEN: Final = frozenset({"pending", "approved"})
 _VERDICTS: Final = frozenset({"approve", "reject", "edit", "respond"})
 
 # In the name of a namespace that is a call of a graph by another one, which goes on only when the call has ended.
 _CALL: Final = ":"
+
+# What is hashed on the event loop: for some milliseconds at most.
+_INLINE_BYTES: Final = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +135,21 @@ def args_of(args: bytes, pointer: str) -> dict[str, Any]:
     return found
 
 
-def hash_of(sealer: Sealer, thread_id: str, agent: str | None, action: NewAction | RequestedAction) -> bytes:
-    """The hash of an action.
+async def hash_of(scope: Scope, thread_id: str, agent: str | None, action: NewAction | RequestedAction) -> bytes:
+    """The hash of an action; that of large arguments is made beside the event loop, because it takes long.
 
     Raises:
         InvalidState: Its arguments have no canonical form.
     """
+    if len(action.args) <= _INLINE_BYTES:
+        return _hash_of(scope, thread_id, agent, action)
+    return await compute(scope.tenant_id, lambda: _hash_of(scope, thread_id, agent, action))
+
+
+def _hash_of(scope: Scope, thread_id: str, agent: str | None, action: NewAction | RequestedAction) -> bytes:
     args = args_of(action.args, "")
     try:
-        return action_hash(Action(action.tool, action.tool_digest, args, thread_id, agent, sealer.subject_id))
+        return action_hash(Action(action.tool, action.tool_digest, args, thread_id, agent, scope.subject_id))
     except ValueError as error:
         raise InvalidState(f"arguments cannot be asked about: {error}") from None
 
@@ -181,10 +193,11 @@ class _Asked:
         """Add what is new, and supersede what is not asked any more."""
         held, root = self.held, root_of(self.asking.namespace)
         kept: set[UUID] = set()
+        await self._end_what_is_over()
         for new in self.asking.approvals:
             external = keyed(self.ledger.sealer, b"external-id", new.external_id.encode())
             agent = new.agent or self.asking.agent or self.ledger.thread.agent
-            hashes = [hash_of(self.ledger.sealer, self.asking.thread_id, agent, each) for each in new.actions]
+            hashes = [await hash_of(self.scope, self.asking.thread_id, agent, each) for each in new.actions]
             asked = action_mac(self.ledger.sealer, approval_hash(hashes))
             same_name = [
                 each
@@ -204,9 +217,22 @@ class _Asked:
             raise ApprovalsExceeded
         if self.asking.approvals:
             await self.transaction.run(BEGIN_ROUNDS, owner=self.scope.tenant_id)
-        ended = [each for each in held.approvals.values() if each.status in _ENDED or each.status == "rejected"]
+        ended = [each for each in held.approvals.values() if each.status not in _OPEN]
         for each in ended[: max(0, len(ended) - APPROVALS_ENDED_MAX)]:
             await held.remove(each)
+
+    async def _end_what_is_over(self) -> None:
+        """Store what nobody decided, or used, in time as readers are shown it: it stands no more."""
+        now = self.ledger.now
+        for each in [*self.held.approvals.values()]:
+            if each.status == "pending" and each.expires_at <= now:
+                await self.held.change(each, status="expired")
+                await self._tell("approval.expired", each.approval_id)
+            elif each.status == "approved" and each.valid_until is not None and each.valid_until <= now:
+                for action in [*self.held.actions[each.approval_id]]:
+                    if action.status == "approved":
+                        await self.held.change_action(action, status="lapsed")
+                await self.held.change(each, status="lapsed")
 
     async def _supersede_older(self, root: str, kept: set[UUID]) -> None:
         """Supersede what waits at older checkpoints of a namespace, or of calls that end before it goes on."""

@@ -71,11 +71,16 @@ def _distinct(approval: ApprovalRow, votes: Sequence[VoteRow]) -> int:
 
 
 def settled(approval: ApprovalRow, action: ActionRow, votes: Sequence[VoteRow]) -> ActionStatus:
-    """How an action stands after these votes."""
+    """How an action stands after these votes.
+
+    What was denied or answered stays that, also where an edit takes the vote back, or who gave it thinks otherwise.
+    """
+    if action.status == "rejected":
+        return "rejected"
     said = [(vote, vote.verdicts[action.position]) for vote in votes]
     if any(word == "reject" for _, word in said):
         return "rejected"
-    if any(word == "respond" for _, word in said):
+    if action.status == "answered" or any(word == "respond" for _, word in said):
         return "answered"
     given = [vote for vote, word in said if word in {"approve", "edit"}]
     return "approved" if _distinct(approval, given) >= approval.decisions_needed else "pending"

@@ -19,6 +19,7 @@ from storage.approvals import deciding
 from storage.approvals.asking import args_of, hash_of
 from storage.approvals.events import draft_of
 from storage.approvals.model import (
+    APPROVAL_CONTENT_BYTES_MAX,
     ActionState,
     Approval,
     ApprovalContent,
@@ -40,6 +41,7 @@ from storage.errors import (
     ClientShareRequired,
     EditInvalid,
     InvalidState,
+    LimitExceeded,
     ThreadNotFound,
 )
 from storage.event_queue.model import EventType
@@ -130,7 +132,14 @@ class Approvals:
             ApprovalNotYours: This principal may not approve it.
             EditInvalid: Edited arguments are not what the tool takes.
             InvalidState: A verdict is not allowed here, or there are not as many as actions.
+            LimitExceeded: More is said than may be asked.
         """
+        said = sum(
+            len(each.edited_args or b"") + len(each.response or b"") + len((each.message or "").encode())
+            for each in decision.verdicts
+        )
+        if said > APPROVAL_CONTENT_BYTES_MAX:
+            raise LimitExceeded("APPROVAL_CONTENT_BYTES_MAX", APPROVAL_CONTENT_BYTES_MAX, said)
         place = await self._place(scope, decision.approval_id)
         if any(each.verdict == "edit" for each in decision.verdicts):
             await self._check_edits(place, decision, share)
@@ -154,7 +163,7 @@ class Approvals:
 
         Raises:
             ApprovalNotFound: There is none in this scope.
-            ApprovalDecided: It was decided before.
+            ApprovalDecided: It was decided before, or nobody did in time.
         """
         place = await self._place(scope, approval_id)
 
@@ -162,6 +171,8 @@ class Approvals:
             row = held.row
             if row.status == "cancelled":
                 return held.approval()
+            if row.status == "pending" and row.expires_at <= held.ledger.now:
+                raise ApprovalDecided("expired", None, row.expires_at)
             if row.status != "pending":
                 raise held.decided()
             await held.rows.change(row, status="cancelled", decided_at=held.ledger.now)
@@ -353,7 +364,7 @@ class _Held:
         if self.row.client_share and not self.sealer.shared:
             raise ClientShareRequired
         request, _, _ = await self.rows.opened(self.row, self.sealer)
-        hashes = self._hashes(request.actions, said)
+        hashes = await self._hashes(request.actions, said)
         for vote in [*self._votes]:
             await self.rows.take_back(vote)
         for action, verdict in zip([*self.rows.actions[self._approval_id]], verdicts, strict=True):
@@ -363,10 +374,10 @@ class _Held:
         # The rest of the change is `_settle`'s, which writes the row.
         self._edited_mac = action_mac(self.sealer, approval_hash(hashes))
 
-    def _hashes(self, actions: Sequence[RequestedAction], said: Sequence[DecidedAction]) -> "list[bytes]":
+    async def _hashes(self, actions: Sequence[RequestedAction], said: Sequence[DecidedAction]) -> "list[bytes]":
         return [
-            hash_of(
-                self.sealer, self.thread_id, self.row.agent,
+            await hash_of(
+                self.scope, self.thread_id, self.row.agent,
                 action if decided.edited_args is None
                 else RequestedAction(action.tool, action.tool_digest, decided.edited_args, None, [], None),
             )
@@ -380,6 +391,8 @@ class _Held:
         for action in [*self.rows.actions[self._approval_id]]:
             stands = deciding.settled(row, action, self._votes)
             words = [vote.verdicts[action.position] for vote in self._votes]
+            if stands == action.status and stands in {"rejected", "answered"}:
+                continue
             verdict = None if stands == "pending" else deciding.overall(words)
             if (stands, verdict) != (action.status, action.verdict):
                 await self.rows.change_action(action, status=stands, verdict=verdict)
@@ -401,7 +414,7 @@ class _Held:
                 raise ClientShareRequired
             return ApprovalContent(self.approval(), None, "", allowed, None, display, None, (), withheld=True)
         request, display, said = await self.rows.opened(row, self.sealer)
-        hashes = self._hashes(request.actions, said)
+        hashes = await self._hashes(request.actions, said)
         states = self.rows.actions[self._approval_id]
         actions = tuple(
             AskedAction(

@@ -214,6 +214,13 @@ def test_a_question_is_known_again_by_its_name_and_its_action():
         client.thread("t").ask({}, QUESTION)
 
 
+def test_a_question_that_is_edited_between_two_looks_is_known_by_its_name():
+    edited = content(action_hash="00" * 32, edited_args={"amount": 900}, verdict="edit")
+    _, client = client_of(saved(), listed(approval()), edited, approval("approved"), edited, subject="u")
+    asked = client.thread("t").ask({}, QUESTION)
+    assert (asked.is_approved, asked.args) == (True, {"amount": 900})
+
+
 def test_a_plain_agent_asks_about_one_action():
     _, client = client_of(saved(), subject="u")
     several = NewApproval(external_id="x", actions=[ACTION, ACTION])

@@ -83,4 +83,6 @@ def is_about(approval: Approval, content: ApprovalContent, question: NewApproval
     except ValueError as error:
         raise InvalidRequest(f"the arguments of {asked.tool} cannot be asked about: {error}") from None
     [state] = approval.actions
-    return state.edited or content.actions[0].action_hash == expected
+    shown = content.actions[0]
+    # Somebody may have edited it after the approval was listed.
+    return state.edited or shown.edited_args is not UNSET or shown.action_hash == expected
