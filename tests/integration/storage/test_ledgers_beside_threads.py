@@ -56,7 +56,7 @@ async def kept(admin, scope):
 
 async def ledger(store, scope, thread_id="t1", share=None):
     """A claim with a note, and an effect of every status."""
-    held = await claim(store, scope, thread_id=thread_id, note="half way", share=share)
+    held = await claim(store, scope, thread_id=thread_id, run_id="run-1", note="half way", share=share)
     ends = {"done": {"result": {"id": 7}}, "failed": {"error": "Refused"}, "unknown": {"error": "Late"}}
     for status, parts in ends.items():
         begun = await start(store, scope, status, thread_id=thread_id, args=status, share=share, run_id="run-1")
@@ -152,7 +152,7 @@ async def test_a_verb_leaves_ledgers_as_they_are(store, scope, admin, verb):
     await fill(store, scope)
     await save(store, scope, content=state(messages=["a", "b", "c"]), run_id="run-1")
     await ledger(store, scope)
-    await claim(store, scope, note="half way", lease_seconds=300)
+    await claim(store, scope, run_id="run-1", note="half way", lease_seconds=300)
     before, said = await kept(admin, scope), await told(store, scope)
     await verb(store, scope)
     assert await kept(admin, scope) == before
