@@ -1,8 +1,8 @@
-"""The story of Stateroom in half a minute: crash, resume, fork, memory, isolation, and nothing readable on disk.
+"""The story of Stateroom in a minute: crash, resume, fork, approval, memory, isolation, nothing readable on disk.
 
-Runs a gateway with its own PostgreSQL and S3 in a temporary folder, and `travel_agent.py` and `memory_agent.py` in
-processes of their own. What is remembered is found by an embedding model that needs no network; where that is not
-installed, the demo says so and leaves memory out.
+Runs a gateway with its own PostgreSQL and S3 in a temporary folder, and `travel_agent.py`, `paying_agent.py` and
+`memory_agent.py` in processes of their own. What is remembered is found by an embedding model that needs no network;
+where that is not installed, the demo says so and leaves memory out.
 Exits with 0 only if every claim it prints was checked and held; with 1 and the claim that did not otherwise. It
 needs no network, and stops every process that it started.
 """
@@ -33,9 +33,11 @@ from storage.format.items.vectors import quantized
 
 HERE = Path(__file__).parent
 AGENT = HERE / "travel_agent.py"
+PAYING_AGENT = HERE / "paying_agent.py"
 MEMORY_AGENT = HERE / "memory_agent.py"
 STATEROOM = Path(sys.executable).with_name("stateroom")
 SUBJECT, STRANGER, THREAD = "user-42", "user-43", "trip-7"
+INVOICE, AMOUNT = "invoice-9", 1200
 SERVICE = ["state:read", "state:write", "subject:act_as"]  # what a service needs that acts for users
 WAIT_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.05
@@ -78,6 +80,7 @@ class Gateway:
 
     def start(self) -> None:
         """Start it and wait until it is ready."""
+        self._env_file.unlink(missing_ok=True)
         command: list[str | Path] = [STATEROOM, "serve", "--embedded", "--port", "0"]
         command += ["--data-dir", self.data_dir, "--write-env", self._env_file]
         with self.log.open("ab") as log:
@@ -89,6 +92,13 @@ class Gateway:
 
     def _has_ended(self) -> bool:
         return self._process is not None and self._process.poll() is not None
+
+    def kill(self) -> int:
+        """Kill it, as a crash of its machine would; returns its process id."""
+        assert self._process is not None  # noqa: S101 - for the type checker
+        self._process.kill()  # its engines notice, and stop by themselves
+        hold("the gateway died of SIGKILL", self._process.wait() == -signal.SIGKILL)
+        return self._process.pid
 
     def stop(self) -> int | None:
         """Stop it with everything it started; returns its exit code."""
@@ -105,7 +115,8 @@ class Gateway:
     def call(self, method: str, path: str, *, key: str = "", subject: str = SUBJECT, body: Any = None) -> Any:
         """Send a request, as any HTTP client could; returns the response."""
         headers = {"Authorization": f"Bearer {key or self.environ['STATEROOM_API_KEY']}"}
-        headers["Stateroom-Subject"] = subject
+        if subject:
+            headers["Stateroom-Subject"] = subject
         return httpx2.request(
             method, f"{self.environ['STATEROOM_URL']}/v1{path}", headers=headers, json=body, timeout=30
         )
@@ -235,6 +246,74 @@ def fork(gateway: Gateway, agent: Agent, finished: dict[str, Any], request: str)
         f"from step 0 the same thread went to Porto, up to step {forked['step']}; Lisbon is still there, unchanged",
     )
     return forked
+
+
+class PayingAgent:
+    """The agent that pays, each run in a process of its own."""
+
+    def __init__(self, gateway: Gateway, folder: Path, payee: str) -> None:
+        self._gateway = gateway
+        self._payments = folder / "payments.log"
+        self._payee = payee
+
+    def payments(self) -> list[str]:
+        """What was paid so far."""
+        return self._payments.read_text(encoding="utf-8").splitlines() if self._payments.exists() else []
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[subprocess.Popen[bytes]]:
+        """Run it; whatever happens, it is gone afterwards."""
+        command = [sys.executable, PAYING_AGENT, "--subject", SUBJECT, "--payments", self._payments]
+        command += [INVOICE, str(AMOUNT), self._payee]
+        process = subprocess.Popen(command, env=os.environ | self._gateway.environ, stdout=subprocess.PIPE)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    def run_twice_at_once(self) -> None:
+        """Run two of it to their ends."""
+        with self.running() as one, self.running() as two:
+            for process in (one, two):
+                said, _ = process.communicate(timeout=WAIT_SECONDS_MAX)
+                hold("the agent ends", process.returncode == 0)
+                last = json.loads(said.splitlines()[-1])
+                hold("the agent knows of one payment at most", len(last["done"]) <= 1)
+
+
+def approval(gateway: Gateway, folder: Path, payee: str) -> None:
+    """Let a person approve a payment, with crashes of the agent and of the gateway before and after the answer."""
+    agent = PayingAgent(gateway, folder, payee)
+    with agent.running() as process:
+        assert process.stdout is not None  # noqa: S101 - for the type checker
+        asked = json.loads(process.stdout.readline() or b"{}")
+        hold("the agent asks and waits", asked.get("event") == "waiting")
+        process.kill()
+        died = gateway.kill()
+    tell("approval", "another agent is to pay an invoice, and has to ask a person first")
+    tell("SIGKILL", f"its process {process.pid} died while it waited, and the gateway, process {died}, too")
+    gateway.start()
+    person = {"key": gateway.environ["STATEROOM_APPROVER_KEY"], "subject": ""}
+    path = f"/approvals/{asked['approval_id']}"
+    content = gateway.call("GET", f"{path}/content", **person).json()
+    (action,) = content["actions"]
+    hold("a person is shown what would be done", action["args"] == {"amount": AMOUNT, "to": payee})
+    state = gateway.call("GET", f"/threads/{INVOICE}/checkpoints/latest", key=person["key"])
+    hold("who decides opens no state", state.status_code == 403)
+    said = {"action_hash": content["action_hash"], "verdicts": [{"verdict": "approve"}]}
+    hold("a person decides", gateway.call("POST", f"{path}/decisions", **person, body=said).status_code == 200)
+    hold("nothing was paid so far", agent.payments() == [])
+    gateway.kill()
+    tell("", f"a person saw: pay {AMOUNT} EUR to Bob, and approved just that; the gateway died right after the answer")
+    gateway.start()
+    payment = f"{AMOUNT} EUR to {payee}"
+    agent.run_twice_at_once()
+    hold("what was approved was paid once", agent.payments() == [payment])
+    agent.run_twice_at_once()
+    hold("nothing is paid again", agent.payments() == [payment])
+    hold("the approval is used up", gateway.call("GET", path).json()["status"] == "consumed")
+    tell("", "four new processes of the agent went on, two at a time: it was paid once, and the approval is used up")
 
 
 def memory(gateway: Gateway) -> dict[str, str]:
@@ -369,13 +448,15 @@ def story(folder: Path, stack: contextlib.ExitStack) -> None:
     left = crash(gateway, agent, request)
     finished = resume(agent, left)
     fork(gateway, agent, finished, request.replace("Lisbon", "Porto"))
+    payee = f"Bob, account {secrets.token_hex(8)}"
+    approval(gateway, folder, payee)
     facts = memory(gateway)
     isolation(gateway)
     conversation = [passport, request, finished["last"], "seat by the window", "A quiet room above the river"]
     stored = stored_bytes(gateway.load(finished["checkpoint_id"])["state"])
     hold("the gateway gives the whole conversation back", all(text.encode() in stored for text in conversation))
     hold("the gateway stops cleanly", gateway.stop() == 0)
-    nothing_readable(gateway, conversation, facts=[*facts.values()])
+    nothing_readable(gateway, [*conversation, payee], facts=[*facts.values()])
 
 
 def interrupted(number: int, _: object) -> None:
