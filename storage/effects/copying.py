@@ -1,6 +1,6 @@
 """Effects of a thread that is copied: they come along as history, so that the copy does not do again what was done.
 
-What was done, or may have been, keeps its provider key and says that it is a copy. What may be repeated and did not end
+What was done, or may have been, keeps its provider key and says that it is a copy. What only reads and did not end
 stays where it is: the copy begins it anew.
 """
 
@@ -11,7 +11,14 @@ import msgspec
 from crypto import Sealer
 from storage.concurrency.turns import Pauses
 from storage.effects.rows import check_parts, check_row
-from storage.format.thread_ledgers.effect import PARTS, counted, open_asked, open_part, seal_part
+from storage.format.thread_ledgers.effect import (
+    PARTS,
+    EffectColumns,
+    counted,
+    open_asked,
+    open_part,
+    seal_part,
+)
 from storage.format.thread_ledgers.names import effect_name_mac
 from storage.format.thread_ledgers.seal import EFFECT_PARTS, effect_part
 from storage.format.token import ThreadToken
@@ -66,23 +73,31 @@ async def copy_effects(
     return copied
 
 
-def _copied(ledger: LockedLedger, row: WholeEffectRow) -> WholeEffectRow | None:
-    """The row in the copy; None: it does not come along."""
-    sealer, target = ledger.sealer, ledger.thread_id
-    is_unfinished = row.status == "started" and row.mode == "once"
-    if row.status not in {"done", "unknown"} and not is_unfinished:
+def as_history(columns: EffectColumns) -> EffectColumns | None:
+    """What is said of an effect where its thread goes on a second time; None: nothing, it may be begun anew there."""
+    is_unfinished = columns.status == "started" and columns.mode != "read"
+    if columns.status not in {"done", "unknown"} and not is_unfinished:
         return None
-    name = open_asked(sealer, row.columns, row.asked).name
-    columns = msgspec.structs.replace(
-        row.columns,
-        thread_id=target,
-        name_mac=effect_name_mac(sealer, target, row.namespace, name),
-        status="unknown" if is_unfinished else row.status,
-        finished_at=row.finished_at or ledger.now,
+    return msgspec.structs.replace(
+        columns,
+        status="unknown" if is_unfinished else columns.status,
+        finished_at=columns.finished_at or columns.leased_until,
         fence=0,
         approval_id=None,
         approval_position=None,
         copied=True,
+    )
+
+
+def _copied(ledger: LockedLedger, row: WholeEffectRow) -> WholeEffectRow | None:
+    """The row in the copy; None: it does not come along."""
+    sealer, target = ledger.sealer, ledger.thread_id
+    history = as_history(row.columns)
+    if history is None:
+        return None
+    name = open_asked(sealer, row.columns, row.asked).name
+    columns = msgspec.structs.replace(
+        history, thread_id=target, name_mac=effect_name_mac(sealer, target, row.namespace, name)
     )
     parts: dict[str, bytes | None] = {}
     for part in PARTS:

@@ -1,5 +1,6 @@
 """What is meant by a call: its arguments, read, and what of them makes it the same as another one."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -22,9 +23,14 @@ async def identity_of(wanted: EffectStart, scope: Scope) -> bytes:
         InvalidState: The arguments are no MessagePack of what JSON can say.
         LimitExceeded: They hold too many values.
     """
-    if len(wanted.args) <= _INLINE_BYTES:
-        return _identity(wanted)
-    return await compute(scope.tenant_id, lambda: _identity(wanted))
+    return await identity_in(wanted.args, wanted.identity, scope)
+
+
+async def identity_in(args: bytes, identity: Sequence[str], scope: Scope) -> bytes:
+    """As `identity_of`, of arguments and the pointers into them."""
+    if len(args) <= _INLINE_BYTES:
+        return _identity(args, identity)
+    return await compute(scope.tenant_id, lambda: _identity(args, identity))
 
 
 async def action_of(wanted: EffectStart, scope: Scope, agent: str | None) -> bytes:
@@ -46,10 +52,10 @@ async def action_of(wanted: EffectStart, scope: Scope, agent: str | None) -> byt
     return await compute(scope.tenant_id, lambda: _canonical(said))
 
 
-def _identity(wanted: EffectStart) -> bytes:
-    args = _read(wanted.args)
+def _identity(encoded: bytes, identity: Sequence[str]) -> bytes:
+    args = _read(encoded)
     found = []
-    for pointer in sorted({*wanted.identity}):
+    for pointer in sorted({*identity}):
         value = _at(args, pointer)
         found.append([pointer] if value is _ABSENT else [pointer, value])  # what is absent is not null
     return _canonical(found)

@@ -382,12 +382,72 @@ class FloorRecord(Struct, array_like=True, tag=23, frozen=True):
     floor: Annotated[int, Meta(ge=1, lt=2**62)]
 
 
+class EffectRecord(Struct, array_like=True, tag=24, frozen=True):
+    """What a tool did for the thread that began, or may have done; as history, so that it is not done again.
+
+    Attributes:
+        namespace: The root of the namespace that it counts for.
+        name: The name of the call.
+        execution: The number of the execution under that name.
+        attempt: How often it was started.
+        mode: What may be repeated.
+        status: Whether it was done, or nobody knows.
+        tool: The name of the tool.
+        identity: JSON pointers into the arguments that say what is the same.
+        tool_digest: A digest of what the tool is.
+        repeats: The number of the earlier execution of the same intent.
+        repeats_name: The name of that one, if it is another.
+        provider_key: What a provider tells repetitions by.
+        anchor_checkpoint_id: The checkpoint that it was started at.
+        run_id: The id of the run.
+        created_at: When its first attempt was started.
+        started_at: When its newest attempt was started.
+        finished_at: When it ended, or would have at the latest.
+        started_by: The id of the key that started it, in the deployment where it was.
+        resolved_by: Who said there whether it happened.
+        result_state: Whether there is a result, and where.
+        result_bytes: The size of the result.
+        artifact_id: The artifact that holds it.
+        result_digest: The digest of the result that its finish named.
+        error: The short name of the error's class.
+        args: The arguments, as MessagePack.
+        result: The result, as MessagePack; None: it is not here.
+    """
+
+    namespace: Namespace
+    name: Identifier
+    execution: Annotated[int, Meta(ge=1, lt=2**31)]
+    attempt: Annotated[int, Meta(ge=1, lt=2**31)]
+    mode: Literal["read", "idempotent", "once"]
+    status: Literal["done", "unknown"]
+    tool: Identifier
+    identity: Annotated[list[Text], Meta(min_length=1, max_length=32)]
+    tool_digest: Word | None
+    repeats: Annotated[int, Meta(ge=1, lt=2**31)] | None
+    repeats_name: Word | None
+    provider_key: UUID
+    anchor_checkpoint_id: Identifier | None
+    run_id: Word | None
+    created_at: Moment
+    started_at: Moment
+    finished_at: Moment
+    started_by: Word
+    resolved_by: Word | None
+    result_state: Literal["none", "stored", "artifact", "missing"]
+    result_bytes: Count | None
+    artifact_id: UUID | None
+    result_digest: Digest | None
+    error: Word | None
+    args: Annotated[bytes, Meta(min_length=1, max_length=SLICE_BYTES)]
+    result: Annotated[bytes, Meta(min_length=1, max_length=SLICE_BYTES)] | None
+
+
 Record = (
     Opening | Schema | Beginning | ArtifactRecord | PieceRecord | Data | PendingRecord | CheckpointRecord | Head
     | Ending | LeftOut | End | PolicyRecord | AdoptionRecord | Broken | SavePolicyRecord | LinkRecord
-    | PathRecord | ItemRecord | PathEnding | PathsLeftOut | VectorsRecord | FloorRecord
+    | PathRecord | ItemRecord | PathEnding | PathsLeftOut | VectorsRecord | FloorRecord | EffectRecord
 )  # fmt: skip
-_NEWEST_TAG = 23
+_NEWEST_TAG = 24
 
 _decoder = msgspec.msgpack.Decoder(Record)
 

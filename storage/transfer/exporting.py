@@ -591,6 +591,9 @@ class Exporting:
         emission.compare()
         for namespace, head_id, head in spooled.heads:
             yield emission.out(Head(namespace, head_id, head.sequence))
+        for at in spooled.effect_order:
+            await asyncio.sleep(0)
+            yield emission.sent(*spooled.effects.get(at))
         yield encode(
             Ending(
                 spooled.artifacts.count, len(emission.numbers), spooled.writes.count, spooled.checkpoints.count,
@@ -638,6 +641,11 @@ class _Emission:
         """A record of the thread."""
         encoded = encode(record)
         self.digest.add(digested(record, encoded, self._thread_id))
+        return encoded
+
+    def sent(self, encoded: bytes) -> bytes:
+        """A record of the thread that is encoded already, and wholly part of its digest."""
+        self.digest.add(encoded)
         return encoded
 
     async def writes(self) -> AsyncIterator[bytes]:

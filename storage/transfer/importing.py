@@ -30,7 +30,7 @@ from crypto import (
 )
 from crypto.blob import object_bytes
 from storage.blobs.keyspace import BlobLocation
-from storage.control.features import LINKS
+from storage.control.features import DECISIONS, LINKS
 from storage.errors import (
     BlobsNotConfigured,
     CommitUnknown,
@@ -51,6 +51,7 @@ from storage.format.export import (
     Beginning,
     Broken,
     CheckpointRecord,
+    EffectRecord,
     End,
     Ending,
     FloorRecord,
@@ -263,8 +264,8 @@ class Importing:
                 and key; likewise.
             StateSchemaExists: a state schema's version is registered here with another definition; likewise.
             AdoptionExists: unversioned state was adopted here as something else; likewise.
-            FeatureOff: unversioned state was adopted there, saves have a policy, threads a link or subjects items, and
-                an older build may run here; likewise.
+            FeatureOff: unversioned state was adopted there, saves have a policy, threads a link or a ledger of
+                effects, or subjects items, and an older build may run here; likewise.
             ItemPathsExceeded, LegalHold: as for putting items; likewise.
             QuotaExceeded, BlobsNotConfigured, BlobUnavailable, KeyDestroyed: as for saving; likewise.
             IntegrityFailure: what was imported does not read back as it was exported.
@@ -564,6 +565,9 @@ class Importing:
                     staged.policy = policy_of(record.policy)
                 case LinkRecord() if staged.link is None:
                     await self._link(staged, record)
+                case EffectRecord():
+                    await self._access.control.features.require(DECISIONS, "effects are kept")
+                    staging.effect(record)
                 case Broken():
                     raise _BrokenThreadError(record.reason)
                 case Ending():

@@ -20,6 +20,7 @@ from storage.administration.audit import Audit
 from storage.artifacts.model import NewArtifact, NewVersion
 from storage.artifacts.rows import ArtifactRows
 from storage.blobs.store import STORAGE_CLASSES
+from storage.effects.moving import check_effect, effects_in, place_of
 from storage.encoding import decode_json, json_decoder
 from storage.errors import ImportConflict, ImportRefused, IntegrityFailure, InvalidState, LostRaceError, ThreadExists
 from storage.format.chain import HeadSeal, LiveSet
@@ -27,6 +28,7 @@ from storage.format.export import (
     ArtifactRecord,
     Beginning,
     CheckpointRecord,
+    EffectRecord,
     Ending,
     Head,
     PendingRecord,
@@ -51,6 +53,7 @@ from storage.statements.deployment import transfer as sql
 from storage.statements.rules import retention as retention_sql
 from storage.statements.threads import pieces as pieces_sql
 from storage.statements.threads import threads as threads_sql
+from storage.thread_ledgers.locked import LockedLedger
 from storage.transfer.spool import Spool
 
 # Rows of one round trip.
@@ -68,6 +71,7 @@ _pending = msgspec.msgpack.Decoder(PendingRecord)
 _checkpoint = msgspec.msgpack.Decoder(CheckpointRecord)
 _policy_decoder = json_decoder(Policy)
 _artifact = msgspec.msgpack.Decoder(ArtifactRecord)
+_effect = msgspec.msgpack.Decoder(EffectRecord)
 
 
 def refuse(why: str) -> NoReturn:
@@ -110,6 +114,7 @@ class Staged:
     writes: Spool = field(default_factory=Spool)
     checkpoints: Spool = field(default_factory=Spool)
     artifacts: Spool = field(default_factory=Spool)
+    effects: Spool = field(default_factory=Spool)
     heads: list[Head] = field(default_factory=list)
     settlements: list[Settlement] = field(default_factory=list)
     known: dict[bytes, UUID] = field(default_factory=dict)
@@ -121,7 +126,7 @@ class Staged:
 
     def close(self) -> None:
         """Let everything go."""
-        for each in (self.chunks, self.large, self.writes, self.checkpoints, self.artifacts):
+        for each in (self.chunks, self.large, self.writes, self.checkpoints, self.artifacts, self.effects):
             each.close()
 
 
@@ -139,6 +144,7 @@ class Staging:
         self._last_write: tuple[Any, ...] | None = None
         self._last_checkpoint: tuple[bytes, bytes] | None = None
         self._newest: dict[str, str] = {}
+        self._last_effect: tuple[bytes, bytes, int] | None = None
 
     def piece(self, record: PieceRecord, content: bytes) -> Piece | None:
         """A piece as it is here; None: it is here already.
@@ -233,6 +239,19 @@ class Staging:
             self._packed(record.pieces, [body for each in record.channels for body in (each.body, each.leaves)]),
         )
 
+    def effect(self, record: EffectRecord) -> None:
+        """Stage what a tool did.
+
+        Raises:
+            ImportRefused: it does not fit in.
+        """
+        at = place_of(record)
+        if self._last_effect is not None and at <= self._last_effect:
+            refuse("the effects of the export are not in order")
+        self._last_effect = at
+        check_effect(record, self._staged.effects.count)
+        self._staged.effects.add(encode(record))
+
     def end(self, record: Ending, digest: bytes) -> None:
         """The end of the thread.
 
@@ -296,11 +315,21 @@ async def settle(  # the order of locks: thread, intents, blobs, references, usa
     if written.total.count:
         seal = seal_thread(sealer, thread_id, beginning.created_at, replace(thread, writes=written.total))
         await transaction.run(threads_sql.SEAL, thread_id=thread_id, seal=seal)
+    await _add_effects(access, transaction, sealer, staged)
     if staged.policy is not None:
         await _add_policy(access, audit, transaction, staged, staged.policy, actor)
     detail = {"checkpoints": ending.checkpoints, "artifacts": ending.artifacts, "digest": ending.digest.hex()}
     target = f"subject:{scope.subject_id}/thread:{thread_id}"
     await audit.append(transaction, scope.tenant_id, actor, "import.thread", target, detail)
+
+
+async def _add_effects(access: Access, transaction: Transaction, sealer: Sealer, staged: Staged) -> None:
+    if not staged.effects.count:
+        return
+    scope, thread_id = staged.scope, staged.beginning.thread_id
+    ledger = await LockedLedger.lock(transaction, sealer, thread_id)
+    await effects_in(transaction, scope, ledger, (_effect.decode(encoded) for (encoded,) in staged.effects))
+    await ledger.store(transaction, access.note_ledger(scope, sealer, thread_id))
 
 
 async def _add_policy(

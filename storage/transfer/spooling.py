@@ -23,11 +23,13 @@ from storage.access.access import Access
 from storage.access.completeness import compare_namespaces, open_own_head
 from storage.artifacts.rows import ArtifactRows
 from storage.control.rows import Proof
+from storage.effects.moving import effects_out, place_of
 from storage.encoding import encode_json, json_encoder
 from storage.errors import IntegrityFailure, LostRaceError, ThreadNotFound
 from storage.format.chain import HeadSeal, ThreadSeal
 from storage.format.cold.archive import CHECKPOINTS, CHUNKS, PENDING_WRITES, StoredRow, Stub, row_of
 from storage.format.cold.segment import ColdSums
+from storage.format.export import encode
 from storage.format.record import CheckpointRow, PieceRow, WriteRow, open_thread
 from storage.ledger.ledger import LiveBlob
 from storage.postgres.unit_of_work import Transaction
@@ -111,6 +113,7 @@ class SpooledThread:
         artifacts: Its artifacts, with what opens their content.
         writes: Its pending writes, by namespace, checkpoint, task and index.
         checkpoints: Its checkpoints, by namespace and id.
+        effects: What its tools did, as it is sent; ``effect_order`` says in which order.
         chunks: Its pieces; ``places`` says where each is.
         places: The place in ``chunks`` of each piece.
     """
@@ -123,12 +126,14 @@ class SpooledThread:
     artifacts: Spool = field(default_factory=Spool)
     writes: _Sorted[WriteRow] = field(default_factory=lambda: _Sorted(WriteRow, write_key))
     checkpoints: _Sorted[CheckpointRow] = field(default_factory=lambda: _Sorted(CheckpointRow, _checkpoint_key))
+    effects: Spool = field(default_factory=Spool)
+    effect_order: list[int] = field(default_factory=list)
     chunks: Spool = field(default_factory=Spool)
     places: dict[bytes, int] = field(default_factory=dict)
 
     def close(self) -> None:
         """Let everything go."""
-        for each in (self.artifacts, self.writes, self.checkpoints, self.chunks):
+        for each in (self.artifacts, self.writes, self.checkpoints, self.effects, self.chunks):
             each.close()
 
 
@@ -161,6 +166,7 @@ class Spooling:
                     if spooled.row.tier == "hot":
                         await self._add_hot(transaction, thread_id, spooled, namespaces)
                     await self._add_artifacts(transaction, thread_id, spooled)
+                    await _add_effects(transaction, thread_id, spooled)
                 except BaseException:
                     spooled.close()
                     raise
@@ -308,6 +314,13 @@ class Spooling:
                     encode_json(artifact.metadata), artifact.preview, artifact.digest, artifact.size_bytes,
                     artifact.client_share, artifact.created_at, row.blob_id.bytes, pointer.blob_key,
                 )  # fmt: skip
+
+
+async def _add_effects(transaction: Transaction, thread_id: str, spooled: SpooledThread) -> None:
+    """Add what tools did: rows of the ledger stay in the database, wherever the thread is."""
+    async with aclosing(effects_out(transaction, spooled.sealer, thread_id)) as records:
+        places = [(place_of(record), spooled.effects.add(encode(record))) async for record in records]
+    spooled.effect_order = [at for _, at in sorted(places)]
 
 
 def _namespace(head: HeadRow) -> str:

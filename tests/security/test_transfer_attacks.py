@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from crypto import ExportOpener, ExportSealer, OpenError
+from storage.control.features import DECISIONS
 from storage.errors import ImportForOther, ImportRefused, ImportUnbound, IntegrityFailure
 from storage.format import export as form
 from storage.format.leaves import placeholder, read_placeholder
@@ -19,10 +20,22 @@ from storage.model import Precondition
 from storage.postgres.statement import Statement
 from storage.scope import OperatorScope, Scope, TenantScope
 from storage.transfer.exporting import NO_POLICY_JSON
+from tests.support.features import switch_on
+from tests.support.ledgers import finish, start
 from tests.support.states import contents, document, load, patch, put, save, state, write
 from tests.support.transfers import ACTOR, content, deployment, exported, exported_tenant, imported, recipient, unbound
 
-TABLES = ("threads", "heads", "checkpoints", "chunks", "pending_writes", "artifacts", "blob_refs", "artifact_refs")
+TABLES = (
+    "threads",
+    "heads",
+    "checkpoints",
+    "chunks",
+    "pending_writes",
+    "artifacts",
+    "blob_refs",
+    "artifact_refs",
+    "effects",
+)
 SCREEN = "data:image/png;base64," + "A" * 150_000
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 
@@ -255,6 +268,46 @@ async def test_forged_records_with_true_digests_are_refused(here, there, scope, 
         with pytest.raises(ImportRefused) as refusal:
             await imported(there, target.tenant_id, file)
         assert await rows(there, target) == NOTHING, (name, refusal.value)
+
+
+async def test_forged_effects_with_true_digests_are_refused(here, there, scope, target):
+    for store in (here, there):
+        await switch_on(store, DECISIONS)
+    await a_thread(here, scope)
+    for name in ("call-1", "call-2"):
+        await finish(here, scope, await start(here, scope, name, args={"to": name}), result={"id": 7})
+    records = await opened(there, target, await exported(here, there, scope, target.tenant_id))
+    first = index_of(records, form.EffectRecord)
+    ending = index_of(records, form.Ending)
+    assert (first, ending) == (index_of(records, form.Head) + 1, first + 2)
+    effect = records[first]
+    forged = {
+        "another order": [*records[:first], records[first + 1], effect, *records[first + 2 :]],
+        "twice": [*records[:first], effect, *records[first:]],
+        "outside of a thread": [*records[: ending + 1], effect, *records[ending + 1 :]],
+        "a namespace of a call": replaced(records, first, namespace="node:task"),
+        "a pointer that is none": replaced(records, first, identity=["to"]),
+        "arguments that are none": replaced(records, first, args=b"\xc1"),
+        "arguments nested too deeply": replaced(records, first, args=b"\x91" * 5_000 + b"\x01"),
+        "too many arguments": replaced(records, first, args=b"\xdc\x75\x30" + b"\x01" * 30_000),
+        "more executions than a name has": replaced(records, first, execution=101),
+        "a result that is not where it says": replaced(records, first, result_state="artifact"),
+        "an artifact besides the result": replaced(records, first, artifact_id=uuid4()),
+        "no result where one is stored": replaced(records, first, result=None),
+        "more than a thread has": [
+            *records[:first],
+            *(msgspec.structs.replace(effect, name=f"c{n:05}") for n in range(10_001)),
+            *records[first + 2 :],
+        ],
+    }  # fmt: skip
+    for name, each in forged.items():
+        with pytest.raises(ImportRefused) as refusal:
+            await imported(there, target.tenant_id, await sealed(there, target, each))
+        assert await rows(there, target) == NOTHING, (name, refusal.value)
+    assert (await imported(there, target.tenant_id, await sealed(there, target, records))).verified == 1
+    assert {each.name: each.status for each in (await there.effects.list(target, "t1")).items} == {
+        "call-1": "done", "call-2": "done",
+    }  # fmt: skip
 
 
 async def test_a_thread_that_is_not_what_its_own_digest_says_is_refused(here, there, scope, target):

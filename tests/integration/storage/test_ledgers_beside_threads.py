@@ -2,7 +2,6 @@
 
 import asyncio
 from copy import copy
-from uuid import uuid4
 
 import msgpack
 import pytest
@@ -13,6 +12,7 @@ from storage.control.features import DECISIONS, SEGMENTS
 from storage.errors import (
     ClaimNotFound,
     ClientShareRequired,
+    EffectMismatch,
     EffectRepeats,
     EffectUnknown,
     FeatureOff,
@@ -292,7 +292,7 @@ async def test_a_copy_has_what_was_done_and_what_nobody_knows_as_history(store, 
         await store.threads.copy(scope, source, target, share=share)
         listed = (await store.effects.list(scope, target, share=share)).items
         assert {each.name: each.status for each in listed} == {
-            "done": "done", "unknown": "unknown", "started-once": "unknown",
+            "done": "done", "unknown": "unknown", "started-once": "unknown", "started-idempotent": "unknown",
         }  # fmt: skip
         for each in listed:
             found = await store.effects.get(scope, target, "", each.name, share=share)
@@ -312,26 +312,63 @@ async def test_a_copy_has_what_was_done_and_what_nobody_knows_as_history(store, 
     await clean(store, scope)
 
 
-async def test_ledgers_stay_where_they_are_when_threads_move_to_another_deployment(
-    store, scope, admin, postgres, migrated_template
+@pytest.mark.parametrize("share", [None, SHARE], ids=["plain", "under a share"])
+@pytest.mark.parametrize("take", [exported, exported_tenant], ids=["a thread", "its tenant"])
+async def test_effects_move_to_another_deployment_as_history_and_claims_stay(
+    store, scope, admin, postgres, migrated_template, take, share
 ):
-    await save(store, scope)
-    await ledger(store, scope)
+    await store.checkpoints.save(scope, Save(thread_id="t1", content=state(note="x")), share=share)
+    await ledger(store, scope, share=share)
     await store.claims.set_required(scope, "t1", required=True, actor=ACTOR)
-    before = await kept(admin, scope)
-    async with deployment(postgres, migrated_template) as there:
-        await switch_on(there, DECISIONS)
-        for take, into in ((exported, uuid4()), (exported_tenant, uuid4())):
-            source = scope if take is exported else scope.tenant_id
-            await imported(there, into, await take(store, there, source, into))
-            target = Scope(into, scope.subject_id)
-            assert (await there.effects.list(target, "t1")).items == []
+    stays = await kept(admin, scope)
+    before = {each.name: each for each in (await told(store, scope, share=share))[1]}
+    async with deployment(postgres, migrated_template) as there, deployment(postgres, migrated_template) as third:
+        for source, target in ((store, there), (there, third)):
+            await switch_on(target, DECISIONS)
+            at = scope if take is exported else scope.tenant_id
+            file = await take(source, target, at, scope.tenant_id, share=share)
+            report = await imported(target, scope.tenant_id, file, share=share)
+            assert (report.threads, report.verified) == (1, 1)
+            again = await imported(target, scope.tenant_id, file, share=share)
+            assert [each.reason for each in again.passed] == ["there"]
+            listed = (await target.effects.list(scope, "t1", share=share)).items
+            assert {each.name: each.status for each in listed} == {
+                "done": "done", "unknown": "unknown", "started-once": "unknown", "started-idempotent": "unknown",
+            }  # fmt: skip
+            for each in listed:
+                found = await target.effects.get(scope, "t1", "", each.name, share=share)
+                known = before[each.name]
+                assert found.is_copy
+                for name in (
+                    "provider_key", "args", "result", "result_digest", "tool", "mode", "attempt", "execution", "error",
+                    "anchor_checkpoint_id", "run_id", "started_at", "started_by",
+                ):  # fmt: skip
+                    assert getattr(found, name) == getattr(known, name), name
             with pytest.raises(ClaimNotFound):
-                await there.claims.get(target, "t1")
-            await save(there, target)
-            assert (await start(there, target, "done", args="done")).must_run
-            assert (await there.verification.subject(target)).findings == []
-    assert await kept(admin, scope) == before
+                await target.claims.get(scope, "t1", share=share)
+            await target.checkpoints.save(scope, Save(thread_id="t1", content=state(note="y")), share=share)
+            assert not (await start(target, scope, "done", args="done", share=share)).must_run
+            with pytest.raises(EffectMismatch):
+                await start(target, scope, "done", args="other", share=share)
+            for name in ("unknown", "started-once"):
+                with pytest.raises(EffectUnknown):
+                    await start(target, scope, name, args=name, share=share)
+            with pytest.raises(EffectRepeats):  # the same is known for the same, whatever it is called now
+                await start(target, scope, "call-9", args="done", share=share)
+            await clean(target, scope)
+    assert await kept(admin, scope) == stays
+
+
+async def test_effects_are_not_taken_in_before_the_feature_is_on_there(store, scope, postgres, migrated_template):
+    await save(store, scope)
+    await finish(store, scope, await start(store, scope))
+    async with deployment(postgres, migrated_template) as there:
+        file = await exported(store, there, scope, scope.tenant_id)
+        with pytest.raises(FeatureOff):
+            await imported(there, scope.tenant_id, file)
+        assert (await there.threads.list(scope)).items == []
+        await switch_on(there, DECISIONS)
+        assert (await imported(there, scope.tenant_id, file)).verified == 1
 
 
 # --- what goes, and what stays ---------------------------------------------------------------------------------------

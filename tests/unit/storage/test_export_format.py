@@ -21,6 +21,7 @@ from storage.format.export import (
     Broken,
     CheckpointRecord,
     Data,
+    EffectRecord,
     End,
     Ending,
     FloorRecord,
@@ -83,9 +84,13 @@ RECORDS = [
     PathsLeftOut("user-1", "damaged", 1, ["memories"]),
     VectorsRecord("example-embed", 2, bytes(14)),
     FloorRecord("user-1", 7),
+    EffectRecord(
+        "", "call-1", 1, 2, "once", "done", "pay", [""], None, 1, "call-0", ID, "c1", "run", AT, AT, AT, "key-1",
+        None, "stored", 1, None, DIGEST, None, b"\x80", b"\x01",
+    ),
 ]  # fmt: skip
 OPENING, SCHEMA, BEGINNING, ARTIFACT, PIECE, DATA, PENDING, CHECKPOINT, HEAD, ENDING, LEFT_OUT, END, *_ = RECORDS
-PATH, ITEM, PATH_ENDING, PATHS_LEFT_OUT, VECTORS, FLOOR = RECORDS[-6:]
+PATH, ITEM, PATH_ENDING, PATHS_LEFT_OUT, VECTORS, FLOOR, EFFECT = RECORDS[-7:]
 
 
 def change(record, **members):
@@ -169,6 +174,18 @@ def test_the_bytes_of_records_are_these():
         change(VECTORS, data=bytes(export.SLICE_BYTES + 1)),
         change(FLOOR, floor=0),
         change(FLOOR, floor=2**62),
+        change(EFFECT, name=""),
+        change(EFFECT, execution=0),
+        change(EFFECT, attempt=2**31),
+        change(EFFECT, mode="twice"),
+        change(EFFECT, status="started"),
+        change(EFFECT, identity=[]),
+        change(EFFECT, identity=[""] * 33),
+        change(EFFECT, finished_at=None),
+        change(EFFECT, result_digest=bytes(31)),
+        change(EFFECT, args=b""),
+        change(EFFECT, args=bytes(export.SLICE_BYTES + 1)),
+        change(EFFECT, result=bytes(export.SLICE_BYTES + 1)),
     ],
 )
 def test_a_record_that_says_what_none_may_say_is_refused(record):
@@ -212,8 +229,8 @@ def test_a_record_may_be_as_large_as_this(record):
 
 
 def test_a_record_of_a_newer_release_is_refused_by_its_number():
-    with pytest.raises(ImportRefused, match="records of kind 24, which a newer release writes"):
-        export.decode(encode_msgpack([24, "anything"]))
+    with pytest.raises(ImportRefused, match="records of kind 25, which a newer release writes"):
+        export.decode(encode_msgpack([25, "anything"]))
 
 
 @pytest.mark.parametrize(
