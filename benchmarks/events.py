@@ -23,7 +23,7 @@ from benchmarks import engines
 from benchmarks.engines import Engines
 
 ROUNDS = 8
-SAVES = 250
+SAVES = 1_000  # of some 10 ms of ticks a hundredth
 STATE_BYTES = 10_000
 SETTLE_SECONDS = 1.0  # the relay looks again after a quarter of that, and gives the tenant back after it
 LEAD_SECONDS = 11.0  # after which events are told
