@@ -408,11 +408,13 @@ class EffectUnknown(Conflict):
 
     Attributes:
         execution: The number of the execution to resolve.
+        attempt: Which attempt at it that is.
     """
 
-    def __init__(self, execution: int) -> None:
+    def __init__(self, execution: int, attempt: int) -> None:
         super().__init__()
         self.execution = execution
+        self.attempt = attempt
 
 
 class EffectRepeats(Conflict):

@@ -332,6 +332,7 @@ class EffectResolve(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What became of an effect of unknown outcome."""
 
     execution: int
+    attempt: int
     happened: bool
     namespace: str = ""
     result: Any = UNSET

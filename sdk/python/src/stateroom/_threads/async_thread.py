@@ -557,28 +557,30 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
         return await self._client.drive(ledgers.finish(self.thread_id, effect.name, ended))
 
     async def resolve_effect(
-        self, name: str, *, happened: bool, result: Any = None, execution: int | None = None, by_check: bool = False
+        self, effect: Effect | str, *, happened: bool, result: Any = None, by_check: bool = False
     ) -> Effect:
         """Say of an effect of unknown outcome whether it happened. It is in the audit log.
 
         Args:
-            name: The effect's name.
+            effect: The effect, as it was looked at; by its name alone, the newest execution as it is now.
             happened: Whether it did; if not, the next start runs.
             result: What it gave, if that is known.
-            execution: The number of the execution; the newest when left out.
             by_check: Whether a program looked. Else a person says so, with a key that has ``approval:decide`` and is
                 not the one that started it.
 
         Raises:
             EffectNotUnknown: It is known.
+            EffectSuperseded: Another attempt was begun since it was looked at.
+            EffectInProgress: A program found nothing, and whoever started it may still be at it.
             EffectOwnKey: This key started it.
         """
-        if execution is None:
-            execution = (await self.get_effect(name)).execution
-        found = EffectResolve(execution=execution, happened=happened, namespace=self.namespace, by_check=by_check)
+        of = await self.get_effect(effect) if isinstance(effect, str) else effect
+        found = EffectResolve(
+            execution=of.execution, attempt=of.attempt, happened=happened, namespace=self.namespace, by_check=by_check
+        )
         if result is not None:
             found.result = to_plain(result)
-        return await self._client.drive(ledgers.resolve(self.thread_id, name, found))
+        return await self._client.drive(ledgers.resolve(self.thread_id, of.name, found))
 
     async def get_effect(self, name: str, *, execution: int | None = None) -> Effect:
         """One execution of an effect, with its result.
