@@ -368,8 +368,9 @@ class Effects:
                 wanted.approval_position,
                 lambda agent: action_of(wanted, starting.scope, agent),
                 starting.name_mac,
+                starting.key_id,
             )
-            await self._consuming.consume(starting.transaction, starting.ledger, consumption)
+            await self._consuming.consume(starting.scope, starting.transaction, starting.ledger, consumption)
         return wanted.approval_id, wanted.approval_position
 
     def _change(self, starting: _Starting) -> EffectChange:
