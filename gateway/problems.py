@@ -569,7 +569,8 @@ TABLE: dict[type[Exception], Kind] = {
     ),
     storage_errors.ClaimLost: Kind(
         412, "claim-lost",
-        "Another run went on with this thread. Stop this one; to go on, claim the thread again and load it.",
+        "The claim was released, or another run went on with this thread. Stop this one; to go on, claim the thread "
+        "again and load it.",
     ),
     storage_errors.ThreadClaimed: Kind(
         409, "thread-claimed",

@@ -354,7 +354,7 @@ class EditInvalid(StorageError):
 
 
 class ClaimLost(StorageError):
-    """Somebody else has claimed the thread since: stop, load it, and claim it again if it is still yours to do."""
+    """The claim was released, or is another's now: stop, load the thread, and claim it again if you still may."""
 
 
 class ThreadClaimed(Conflict):

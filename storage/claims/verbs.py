@@ -140,7 +140,7 @@ class Claims:
         return await self._access.with_existing_keys(scope, attempt, ThreadNotFound(), share)
 
     async def release(self, scope: Scope, thread_id: str, fence: int) -> Claim:
-        """Release a claim; one that is released stays so. No share is needed.
+        """Release a claim, whose fence admits no write from then on; one that is released stays so. No share is needed.
 
         Raises:
             ThreadNotFound: There is no such thread.
@@ -255,7 +255,7 @@ async def _own_row(transaction: Transaction, ledger: LockedLedger) -> ClaimRow |
     ledger.check("claims", [] if row is None else [("claim", row.mac)])
     if row is not None:
         row.columns.check(ledger.sealer, ledger.opened_thread.incarnation, row.mac)
-        if row.fence != ledger.thread.fence or row.required != ledger.thread.claims_required:
+        if row.thread_fence != ledger.thread.fence or row.required != ledger.thread.claims_required:
             raise IntegrityFailure("the fence of this thread was altered outside the gateway")
     elif ledger.thread.claims_required:
         raise IntegrityFailure("the fence of this thread was altered outside the gateway")
@@ -401,12 +401,13 @@ class _Change:
         return _shown(ledger, columns, until, shown)
 
     async def released(self) -> Claim:
-        """Release it, if it is not."""
+        """Release it, if it is not: the thread's fence rises, and nothing is written under the claim's any more."""
         assert self.row is not None  # noqa: S101  for the type checker: the caller looked
         columns = self.row.columns
         if columns.status != "released":
             columns = msgspec.structs.replace(columns, status="released")
             await self._write(columns, self.row.note)
+            self._ledger.set_fence(columns.thread_fence)
             await self._say(columns, None)
             await self._ledger.store(self._transaction, self._noted())
         return _shown(self._ledger, columns, None, None)
@@ -429,7 +430,7 @@ class _Change:
         await self._transaction.run(
             sql.SET_THREAD,
             thread_id=columns.thread_id,
-            fence=columns.fence,
+            fence=columns.thread_fence,
             claimed_until=claimed_until,
             claim_seconds=columns.lease_seconds,
             claims_required=columns.required,

@@ -31,11 +31,11 @@ def check_fence(given: int | None, current: int, *, claims_required: bool) -> No
 
     Args:
         given: The fence of the writer's claim; None: it has none.
-        current: That of the thread's newest claim.
+        current: The thread's, which is that of its newest claim until that is released.
         claims_required: Whether nobody goes on without one.
 
     Raises:
-        ClaimLost: Somebody else claimed the thread since.
+        ClaimLost: The claim was released, or somebody else has the thread since.
         ThreadClaimed: The thread asks for a claim.
     """
     if given is not None and given != current:

@@ -14,6 +14,7 @@ from storage.errors import (
     ClaimNotFound,
     ClientShareRequired,
     ClientShareWrong,
+    EffectUnknown,
     FeatureOff,
     InvalidState,
     LimitExceeded,
@@ -25,7 +26,7 @@ from storage.model import Save, TaskWrites
 from storage.scope import ClientShare, Scope, TenantListing
 from tests.support.archive_rows import opened
 from tests.support.features import switch_on
-from tests.support.ledgers import SHARE, claim, claim_over, rows
+from tests.support.ledgers import SHARE, claim, claim_over, rows, start
 from tests.support.states import put, save, state, write
 
 
@@ -104,6 +105,39 @@ async def test_who_lost_its_claim_writes_nothing_and_who_has_one_renews_it_by_wr
     await save(store, scope)  # whoever names none goes on: the thread does not ask for claims
     await save(store, scope, fence=second.fence)
     await store.checkpoints.put_writes(scope, _writes(saved.checkpoint_id, second.fence))
+
+
+async def test_a_claim_that_was_released_admits_no_write_any_more(store, scope):
+    """Neither by the way that reads, nor by the one that stands on what is remembered."""
+    saved = await save(store, scope)
+    first = await claim(store, scope, note="a", exclusive=True)
+    await save(store, scope, fence=first.fence)
+    for _ in range(2):
+        released = await store.claims.release(scope, "t1", first.fence)
+        assert (released.fence, released.status, released.note) == (first.fence, "released", None)
+        for refused in (
+            save(store, scope, fence=first.fence),
+            store.checkpoints.put_writes(scope, _writes(saved.checkpoint_id, first.fence)),
+            start(store, scope, fence=first.fence),
+        ):
+            with pytest.raises(ClaimLost):
+                await refused
+    shown = await store.claims.get(scope, "t1")
+    assert (shown.fence, shown.status, shown.note) == (first.fence, "released", "a")
+    await store.claims.set_required(scope, "t1", required=False, actor="api-key:person")
+    with pytest.raises(ClaimLost):
+        await save(store, scope, fence=first.fence)
+    await save(store, scope)
+    assert (await claim(store, scope)).fence > first.fence + 1
+
+
+async def test_a_run_that_ended_left_its_effect_open_and_nobody_waits_for_its_lease(store, scope):
+    await save(store, scope)
+    held = await claim(store, scope)
+    await start(store, scope, fence=held.fence, mode="once")
+    await store.claims.release(scope, "t1", held.fence)
+    with pytest.raises(EffectUnknown):
+        await start(store, scope, mode="once")
 
 
 def _writes(checkpoint_id, fence):

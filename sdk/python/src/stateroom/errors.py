@@ -266,7 +266,7 @@ class HeadMoved(Conflict):
 
 
 class ClaimLost(Conflict):
-    """Another run went on with the thread since: stop this one, or claim the thread again and load it."""
+    """The claim is over, or another run has the thread: stop this one, or claim the thread again and load it."""
 
 
 class ThreadClaimed(Conflict):
