@@ -77,6 +77,8 @@ class Claims:
             ThreadNotFound: There is no such thread.
             ClaimHeld: Another one's claim is live, or its worker died and its time to be handed on has not come.
             ThreadStuck: One holder after the other died.
+            ClientShareRequired, ClientShareWrong, ClientShareUnexpected: The thread was made under another share. None
+                is needed where nothing is noted.
             IntegrityFailure: What is said of claims was altered outside the gateway.
         """
         request.check()
@@ -85,7 +87,7 @@ class Claims:
         async def attempt(sealer: Sealer) -> Claim | StorageError:
             async with self._access.unit_of_work.begin(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
-                without_share = request.note is None
+                without_share = request.note is None and not sealer.shared
                 ledger = await LockedLedger.lock(transaction, sealer, request.thread_id, without_share=without_share)
                 change = _Change(self._access, scope, transaction, ledger, await _own_row(transaction, ledger))
                 if change.is_live and change.is_of(request):
@@ -123,6 +125,7 @@ class Claims:
         Raises:
             ThreadNotFound: There is no such thread.
             ClaimLost: The claim is another's, or was released.
+            ClientShareRequired, ClientShareWrong, ClientShareUnexpected: As `claim`.
         """
         check_note(note)
         if lease_seconds is not None:
@@ -131,7 +134,8 @@ class Claims:
         async def attempt(sealer: Sealer) -> Claim:
             async with self._access.unit_of_work.begin(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
-                ledger = await LockedLedger.lock(transaction, sealer, thread_id, without_share=note is None)
+                without_share = note is None and not sealer.shared
+                ledger = await LockedLedger.lock(transaction, sealer, thread_id, without_share=without_share)
                 change = _Change(self._access, scope, transaction, ledger, await _own_row(transaction, ledger))
                 if change.row is None or change.row.fence != fence or not change.is_open:
                     raise ClaimLost

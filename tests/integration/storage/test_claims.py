@@ -13,6 +13,7 @@ from storage.errors import (
     ClaimLost,
     ClaimNotFound,
     ClientShareRequired,
+    ClientShareUnexpected,
     ClientShareWrong,
     EffectUnknown,
     FeatureOff,
@@ -286,11 +287,17 @@ async def test_of_many_that_claim_at_once_one_gets_the_thread(store, scope, admi
 
 async def test_under_a_share_the_note_opens_with_it_only_and_a_claim_needs_none(store, scope, admin):
     await store.checkpoints.save(scope, Save(thread_id="t1", content=state(note="x")), share=SHARE)
-    held = await claim(store, scope, note="a secret plan", share=SHARE)
+    held = await claim(store, scope, run_id="run-1", note="a secret plan", share=SHARE)
     assert (await store.claims.get(scope, "t1", share=SHARE)).note == "a secret plan"
     assert (await store.claims.get(scope, "t1")).note is None
     with pytest.raises(ClientShareWrong):
         await store.claims.get(scope, "t1", share=ClientShare(b"t" * 32))
+    wrong = ClientShare(b"t" * 32)
+    for note in (None, "b"):
+        with pytest.raises(ClientShareWrong):
+            await store.claims.renew(scope, "t1", held.fence, note=note, share=wrong)
+    with pytest.raises(ClientShareWrong):
+        await claim(store, scope, run_id="run-1", share=wrong)
     with pytest.raises(ClientShareRequired):
         await store.claims.renew(scope, "t1", held.fence, note="b")
     assert (await store.claims.renew(scope, "t1", held.fence)).note is None
@@ -299,6 +306,9 @@ async def test_under_a_share_the_note_opens_with_it_only_and_a_claim_needs_none(
     assert b"secret" not in row["note"]
     await store.claims.release(scope, "t1", held.fence)
     assert (await claim(store, scope, "two")).note is None
+    await save(store, scope, "without")
+    with pytest.raises(ClientShareUnexpected):
+        await claim(store, scope, thread_id="without", share=SHARE)
 
 
 async def test_a_thread_made_again_has_a_greater_fence(store, scope):
