@@ -582,6 +582,11 @@ TABLE: dict[type[Exception], Kind] = {
         "Another run goes on with this thread. Wait until claimed_until, which it may put off, or take it over on "
         "purpose (take_over): then it is the other one that may not go on.", 1.0,
     ),
+    storage_errors.ClaimSuperseded: Kind(
+        409, "claim-superseded",
+        "The claim that if_fence names was released, or another run has the thread. There is nothing to take the place "
+        "of: look at the thread again.",
+    ),
     storage_errors.ThreadStuck: Kind(
         409, "thread-stuck",
         "One run after the other died with this thread, and none got on. Look into why, then claim it with take_over.",

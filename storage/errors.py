@@ -379,6 +379,10 @@ class ClaimHeld(Conflict):
         self.retry_after_seconds = retry_after_seconds
 
 
+class ClaimSuperseded(Conflict):
+    """The claim that this one was to take the place of was released, or is another's now: look at the thread again."""
+
+
 class ThreadStuck(Conflict):
     """One worker after the other died with this thread and wrote nothing; look into it, then take it over."""
 

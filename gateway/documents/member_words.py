@@ -155,6 +155,7 @@ MEMBERS: dict[str, str] = {
     "idle_ttl_seconds": _IDLE,
     "idx": "The write's place among its task's; below 0, a newer one replaces it.",
     "if_absent": "Whether it happens only if there is no such item.",
+    "if_fence": "The fence of the claim that this one takes the place of; absent: of whatever claim there is.",
     "if_revision": "The revision that the item must be at; null: any, or none.",
     "input_tokens": "Tokens that were read.",
     "is_copy": "Whether it came with a copy of its thread, as history.",

@@ -33,6 +33,7 @@ from storage.errors import (
     ClaimHeld,
     ClaimLost,
     ClaimNotFound,
+    ClaimSuperseded,
     IntegrityFailure,
     StorageError,
     ThreadNotFound,
@@ -76,6 +77,7 @@ class Claims:
             FeatureOff: A process of an older build may run.
             ThreadNotFound: There is no such thread.
             ClaimHeld: Another one's claim is live, or its worker died and its time to be handed on has not come.
+            ClaimSuperseded: The claim of the fence that it names is not the thread's any more.
             ThreadStuck: One holder after the other died.
             ClientShareRequired, ClientShareWrong, ClientShareUnexpected: The thread was made under another share. None
                 is needed where nothing is noted.
@@ -90,6 +92,8 @@ class Claims:
                 without_share = request.note is None and not sealer.shared
                 ledger = await LockedLedger.lock(transaction, sealer, request.thread_id, without_share=without_share)
                 change = _Change(self._access, scope, transaction, ledger, await _own_row(transaction, ledger))
+                if request.if_fence is not None and not change.is_under(request.if_fence):
+                    return ClaimSuperseded()
                 if change.is_live and change.is_of(request):
                     return await change.renewed(request.lease_seconds, request.note, exclusive=request.exclusive)
                 refusal = None if request.take_over else change.refusal()
@@ -324,9 +328,13 @@ class _Change:
         until = self._ledger.thread.claimed_until
         return self.is_open and until is not None and until > self._ledger.now
 
+    def is_under(self, fence: int) -> bool:
+        """Whether there is a claim of that fence that nobody released."""
+        return self.row is not None and self.is_open and self.row.fence == fence
+
     def is_of(self, request: ClaimRequest) -> bool:
-        """Whether it is the same worker's, for the same run."""
-        named = request.run_id is not None
+        """Whether it is the same worker's, for the same run; who names the claim before is another one."""
+        named = request.run_id is not None and request.if_fence is None
         return named and self.row is not None and (self.row.holder, self.row.run_id) == (request.holder, request.run_id)
 
     def refusal(self) -> StorageError | None:

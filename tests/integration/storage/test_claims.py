@@ -12,6 +12,7 @@ from storage.errors import (
     ClaimHeld,
     ClaimLost,
     ClaimNotFound,
+    ClaimSuperseded,
     ClientShareRequired,
     ClientShareUnexpected,
     ClientShareWrong,
@@ -163,6 +164,31 @@ async def test_an_exclusive_claim_keeps_everybody_else_out_until_that_is_lifted(
     await store.claims.set_required(scope, "t1", required=True, actor="api-key:person")
     with pytest.raises(ThreadClaimed):
         await save(store, scope)
+
+
+async def test_who_names_the_claim_before_takes_its_place_once_and_is_never_the_same_run(store, scope, admin):
+    """Two loops of one worker name the same holder, and the run that they recover."""
+    await save(store, scope)
+    dead = await claim(store, scope, run_id="run-1", lease_seconds=10)
+    with pytest.raises(ClaimHeld):
+        await claim(store, scope, run_id="run-1", if_fence=dead.fence)
+    await claim_over(admin, scope, 100)
+    with pytest.raises(ClaimSuperseded):
+        await claim(store, scope, run_id="run-1", if_fence=dead.fence + 1)
+    recovered = await claim(store, scope, run_id="run-1", if_fence=dead.fence)
+    assert (recovered.takeovers, recovered.status) == (1, "live")
+    assert recovered.fence > dead.fence
+    for take_over in (False, True):
+        with pytest.raises(ClaimSuperseded):
+            await claim(store, scope, run_id="run-1", if_fence=dead.fence, take_over=take_over)
+    assert (await claim(store, scope, run_id="run-1")).fence == recovered.fence
+    await store.claims.release(scope, "t1", recovered.fence)
+    for fence in (dead.fence, recovered.fence, recovered.fence + 1):
+        with pytest.raises(ClaimSuperseded):
+            await claim(store, scope, run_id="run-1", if_fence=fence)
+    await save(store, scope, "never")
+    with pytest.raises(ClaimSuperseded):
+        await claim(store, scope, thread_id="never", if_fence=dead.fence)
 
 
 async def test_without_a_run_nobody_is_taken_for_the_same(store, scope):
