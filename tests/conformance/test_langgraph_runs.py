@@ -109,6 +109,24 @@ async def test_a_run_that_is_taken_over_writes_nothing_more(saver, config, threa
     assert (await graph.aget_state(config)).values == {"log": ["second"]}
 
 
+def test_a_run_within_a_run_of_its_id_leaves_the_claim_to_it(saver, config, thread):
+    seen = []
+
+    def inner(state: Log):
+        return {"log": ["inner"]}
+
+    def outer(state: Log):
+        if len(seen) < 1:
+            run(graph_of(inner, saver), holder="w1").update_state(named, {"log": ["by the inner run"]}, as_node="act")
+            seen.append(thread.claim_info().status)
+        return {"log": ["outer"]}
+
+    named = {**config, "run_id": uuid4()}
+    claimed = run(graph_of(outer, saver), holder="w1", exclusive=True)
+    claimed.invoke({"log": []}, named, durability="exit")
+    assert (seen, thread.claim_info().status) == (["live"], "released")
+
+
 def test_a_run_that_waits_for_somebody_holds_nothing_meanwhile(saver, config, thread):
     def node(state: Log):
         return {"log": [interrupt("go on?")]}

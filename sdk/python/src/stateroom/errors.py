@@ -281,6 +281,10 @@ class ClaimHeld(Conflict):
     """Another run goes on with the thread, until ``claimed_until`` unless it renews its claim."""
 
 
+class ClaimSuperseded(Conflict):
+    """The claim that this one was to take the place of was released, or another run has the thread."""
+
+
 class ThreadStuck(Conflict):
     """One run after the other died with the thread and none got on: look into why, then take it over on purpose."""
 
