@@ -7,8 +7,9 @@ raised to who wrote, or at the end of the block. Blocks of one run share its cla
 """
 
 import contextlib
+import logging
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Final, Protocol, Self, TypeVar
 
 from stateroom._io.blocking import Beat, shielded
 from stateroom._protocol import calls
@@ -20,6 +21,8 @@ from stateroom._thread_ledgers.shapes import ClaimInfo, ClaimRequest
 from stateroom.errors import ClaimLost, InvalidRequest, StateroomError, ThreadNotFound
 
 R = TypeVar("R")
+
+_LOGGER: Final = logging.getLogger("stateroom")
 
 RUN_SECONDS_MAX = 3600.0
 RELEASE_SECONDS = 5.0
@@ -145,6 +148,8 @@ class Claim:
             self._is_lost = True
         except StateroomError:  # the next one may come through
             pass
+        except Exception as error:  # noqa: BLE001  as above: a claim that nobody renews any more is another's soon
+            _LOGGER.warning("a claim was not renewed, because of %s", type(error).__name__)
         return not self._is_lost
 
     def end(self, *, release: bool = True) -> None:
