@@ -242,7 +242,7 @@ MEMBERS: dict[str, str] = {
     "quota_bytes": "How many bytes may be kept in the object store; null: as many as it likes.",
     "ready": "Whether requests may be sent here: all of the others are well.",
     "reason": "Why.",
-    "recent": "Heads left alone because they were saved a moment ago.",
+    "recent": "Heads left alone because they were saved a moment ago, or somebody claims their thread.",
     "recipient": "The transfer key of the tenant that shall open the export.",
     "refresh": "Whether reading gives an item with a time to live that time anew; default true.",
     "remove": "Channels to remove.",

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from crypto import Sealer
-from storage.errors import ClaimLost, IntegrityFailure, ThreadClaimed, ThreadNotFound
+from storage.errors import ClaimHeld, ClaimLost, IntegrityFailure, ThreadClaimed, ThreadNotFound
 from storage.format.chain import LiveSet, ThreadSeal
 from storage.format.record import check_share, open_thread_seal
 from storage.format.thread_ledgers.seal import LedgerSeal, RowKind, ledger_token, member
@@ -42,6 +42,19 @@ def check_fence(given: int | None, current: int, *, claims_required: bool) -> No
         raise ClaimLost
     if given is None and claims_required:
         raise ThreadClaimed
+
+
+def check_unclaimed(live_until: datetime | None) -> None:
+    """Return if nobody goes on with a thread now: for what changes it for an administrator, and not in a run.
+
+    Args:
+        live_until: When the claim of the thread is over, read under the thread's lock; None: none is live.
+
+    Raises:
+        ClaimHeld: One is.
+    """
+    if live_until is not None:
+        raise ClaimHeld(live_until, 0.0)
 
 
 @dataclass(slots=True)
