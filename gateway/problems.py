@@ -569,7 +569,8 @@ TABLE: dict[type[Exception], Kind] = {
     ),
     storage_errors.ClaimLost: Kind(
         412, "claim-lost",
-        "Another run went on with this thread. Stop this one; to go on, claim the thread again and load it.",
+        "The claim was released, or another run went on with this thread. Stop this one; to go on, claim the thread "
+        "again and load it.",
     ),
     storage_errors.ThreadClaimed: Kind(
         409, "thread-claimed",
@@ -580,6 +581,11 @@ TABLE: dict[type[Exception], Kind] = {
         409, "claim-held",
         "Another run goes on with this thread. Wait until claimed_until, which it may put off, or take it over on "
         "purpose (take_over): then it is the other one that may not go on.", 1.0,
+    ),
+    storage_errors.ClaimSuperseded: Kind(
+        409, "claim-superseded",
+        "The claim that if_fence names was released, or another run has the thread. There is nothing to take the place "
+        "of: look at the thread again.",
     ),
     storage_errors.ThreadStuck: Kind(
         409, "thread-stuck",

@@ -270,7 +270,7 @@ class HeadMoved(Conflict):
 
 
 class ClaimLost(Conflict):
-    """Another run went on with the thread since: stop this one, or claim the thread again and load it."""
+    """The claim is over, or another run has the thread: stop this one, or claim the thread again and load it."""
 
 
 class ThreadClaimed(Conflict):
@@ -283,6 +283,10 @@ class ClaimNotFound(NotFound):
 
 class ClaimHeld(Conflict):
     """Another run goes on with the thread, until ``claimed_until`` unless it renews its claim."""
+
+
+class ClaimSuperseded(Conflict):
+    """The claim that this one was to take the place of was released, or another run has the thread."""
 
 
 class ThreadStuck(Conflict):
