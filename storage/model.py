@@ -614,13 +614,17 @@ class KeySeal:
 
     Attributes:
         grants: What keys that this one makes may be allowed.
-        mac: Over these and the row, its revocation included.
+        mac: Over all of these and the row, its revocation included.
         pepper_version: Of the pepper that made ``mac``.
+        principal: Who stands behind the key; None: nothing was said of that, and the key is one by itself.
+        made_by: The id of the key that made it; None: that is not known.
     """
 
     grants: tuple[str, ...]
     mac: bytes = field(repr=False)
     pepper_version: int
+    principal: str | None = None
+    made_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -653,6 +657,16 @@ class ApiKeyRecord:
     def grants(self) -> tuple[str, ...]:
         """What keys that this one makes may be allowed; where nothing was said of it, what it may do itself."""
         return self.permissions if self.seal is None else self.seal.grants
+
+    @property
+    def principal(self) -> str:
+        """Who stands behind it: by this, and not by keys, people are counted."""
+        return self.key_id if self.seal is None or self.seal.principal is None else self.seal.principal
+
+    @property
+    def made_by(self) -> str | None:
+        """The id of the key that made it, where that is known."""
+        return None if self.seal is None else self.seal.made_by
 
     def is_active(self, now: datetime) -> bool:
         """Whether it is neither revoked nor at its end."""

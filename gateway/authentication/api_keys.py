@@ -26,7 +26,7 @@ import msgspec
 
 from storage.encoding import encode_json
 from storage.keys.key_seals import FIRST_PEPPER_VERSION, Peppers, microseconds
-from storage.model import EXPORT_PERMISSION, ApiKeyRecord
+from storage.model import EXPORT_PERMISSION, ApiKeyRecord, KeySeal
 
 EVENT_PERMISSION = "event:read"
 DECISION_PERMISSION = "approval:decide"
@@ -212,6 +212,8 @@ class NewKey(msgspec.Struct, frozen=True, kw_only=True):
         tenant_id: The tenant it belongs to; None: it is an operator's.
         subject_id: The one subject of a subject's key.
         expires_at: When it ends; None: never.
+        principal: Who stands behind it; None: nothing is said of that, and it is one by itself.
+        made_by: The id of the key that makes it; None: none does.
     """
 
     kind: Literal["subject", "service", "operator"]
@@ -222,6 +224,8 @@ class NewKey(msgspec.Struct, frozen=True, kw_only=True):
     tenant_id: UUID | None = None
     subject_id: str | None = None
     expires_at: datetime | None = None
+    principal: str | None = None
+    made_by: str | None = None
 
 
 def mint(peppers: Peppers, new: NewKey, key: PresentedKey | None = None) -> tuple[ApiKeyRecord, str]:
@@ -246,5 +250,6 @@ def mint(peppers: Peppers, new: NewKey, key: PresentedKey | None = None) -> tupl
         expires_at=new.expires_at,
         revoked_at=None,
         last_used_at=None,
+        seal=KeySeal(new.permissions, b"", peppers.active.version, new.principal, new.made_by),
     )
     return sealed(peppers, key.secret, record, new.grants), key.reveal()

@@ -200,8 +200,9 @@ class Authenticator:
             record.expires_at,
             frozenset(record.grants),
             record.suspended,
-            record.key_id,
+            record.principal,
             record.created_at,
+            record.made_by,
         )
 
     def forget(self, key_id: str) -> None:

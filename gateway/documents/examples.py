@@ -121,17 +121,20 @@ _KEY_SHOWN = {
     "key_id": "7Qm2Xc9LpA4z", "kind": "subject", "name": "laptop", "tenant_id": _TENANT, "subject_id": "user-42",
     "permissions": ["state:read", "state:write"], "grants": ["state:read", "state:write"], "status": "active",
     "created_at": _CREATED, "expires_at": "2099-03-01T00:00:00Z", "revoked_at": None, "last_used_at": None,
+    "principal": "ann", "made_by": "4Jd9Ph3SxY6m",
 }  # fmt: skip
 _OPERATOR_KEY_SHOWN = {
     "key_id": "0Vt5Rb8NqW2k", "kind": "operator", "name": "bob", "tenant_id": None, "subject_id": None,
     "permissions": ["operator"], "grants": ["operator"], "status": "active", "created_at": _CREATED,
     "expires_at": "2026-05-30T09:04:12Z", "revoked_at": None, "last_used_at": _LATER,
+    "principal": "0Vt5Rb8NqW2k", "made_by": None,
 }  # fmt: skip
 _RECOVERY_KEY_SHOWN = {
     "key_id": "4Jd9Ph3SxY6m", "kind": "service", "name": "recovery key", "tenant_id": _TENANT, "subject_id": None,
     "permissions": ["tenant:admin"],
     "grants": ["state:delete", "state:read", "state:write", "subject:act_as", "tenant:admin"], "status": "active",
     "created_at": _CREATED, "expires_at": None, "revoked_at": None, "last_used_at": None,
+    "principal": "4Jd9Ph3SxY6m", "made_by": None,
 }  # fmt: skip
 _TENANT_SHOWN = {"tenant_id": _TENANT, "name": "Example", "created_at": _CREATED, "suspended_at": None}
 _ORIGIN = f"stateroom/audit/8a1f6c2e-5b3d-4e7f-9a0b-1c2d3e4f5a6b/{_TENANT}"
@@ -454,7 +457,7 @@ ANSWERS: dict[str, Any] = {
     "whoami": {
         "key_id": "7Qm2Xc9LpA4z", "kind": "subject", "tenant_id": _TENANT, "subject_id": "user-42",
         "permissions": ["state:read", "state:write"], "grants": ["state:read", "state:write"],
-        "expires_at": "2099-03-01T00:00:00Z",
+        "expires_at": "2099-03-01T00:00:00Z", "principal": "ann",
     },
     "create_api_key": {**_KEY_SHOWN, "api_key": _API_KEY},
     "list_api_keys": {"api_keys": [{**_KEY_SHOWN, "last_used_at": _LATER}], "next_cursor": None},

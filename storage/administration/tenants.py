@@ -24,6 +24,7 @@ from storage.errors import (
     ApiKeyNotFound,
     FeatureOff,
     IdempotencyKeyReused,
+    IntegrityFailure,
     InvalidState,
     LastAdminKey,
     StorageError,
@@ -357,8 +358,25 @@ class Tenants:
             "permissions": list(record.permissions),
             "grants": list(record.grants),
             "expires_at": None if record.expires_at is None else record.expires_at.isoformat(),
+            "principal": record.principal,
         }
         await self._audit.append(transaction, chain, actor, "api-key.create", f"api-key:{record.key_id}", detail)
+
+    async def principal_of(self, scope: TenantScope, key_id: str, peppers: Peppers) -> str | None:
+        """Who stands behind a credential of a tenant, whether it works or not; None: the tenant has none of this id.
+
+        Raises:
+            IntegrityFailure: Its row was edited outside the gateway.
+        """
+        async with self._unit_of_work.snapshot(scope) as transaction:
+            row = await transaction.fetch_one(sql.ONE_KEY, key_id=key_id)
+        if row is None:
+            return None
+        record = record_of(row)
+        whole = (record, replace(record, revoked_at=None))  # a release before revoked without a seal
+        if record.seal is not None and not any(map(peppers.is_authentic, whole)):
+            raise IntegrityFailure("an API key was altered outside the gateway")
+        return record.principal
 
     async def list_keys(
         self, scope: TenantScope | OperatorScope, limit: int = 100, after: tuple[str, ...] | None = None
@@ -537,6 +555,8 @@ async def _seal_key(transaction: Transaction, record: ApiKeyRecord) -> None:
             grants=list(seal.grants),
             mac=seal.mac,
             pepper_version=seal.pepper_version,
+            principal=seal.principal,
+            made_by=seal.made_by,
         )
 
 
@@ -558,7 +578,7 @@ def _serves(record: ApiKeyRecord, peppers: Peppers, now: datetime) -> bool:
 def _asked_for(record: ApiKeyRecord) -> tuple[object, ...]:
     """What the maker of a credential says of it."""
     named = (record.tenant_id, record.kind, record.name, record.subject_id, record.expires_at)
-    return *named, record.permissions, record.grants
+    return *named, record.permissions, record.grants, record.principal
 
 
 def _tenant(row: sql.TenantRow) -> Tenant:
@@ -568,7 +588,10 @@ def _tenant(row: sql.TenantRow) -> Tenant:
 def record_of(row: sql.ApiKeyRow) -> ApiKeyRecord:
     """The credential of a row."""
     columns = asdict(row)
-    grants, mac, version = (columns.pop(name) for name in ("grants", "seal_mac", "seal_pepper_version"))
+    seal = tuple(columns.pop(name) for name in ("grants", "seal_mac", "seal_pepper_version", "principal", "made_by"))
+    grants, mac, version, principal, made_by = seal
     columns["permissions"] = tuple(row.permissions)
     columns.pop("events", None)  # of its tenant
-    return ApiKeyRecord(**columns, seal=None if mac is None else KeySeal(tuple(grants), mac, version))
+    return ApiKeyRecord(
+        **columns, seal=None if mac is None else KeySeal(tuple(grants), mac, version, principal, made_by)
+    )

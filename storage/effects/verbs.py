@@ -453,7 +453,8 @@ class Effects:
         Args:
             scope: The tenant and subject.
             found: What was found out.
-            principal: Who says so: the id of the API key. Unless a program looked, not the one that started it.
+            principal: Who says so: the id of the API key. Unless a program looked, not the one that started it; whose
+                other keys are the same person's is for the caller to know.
             actor: ``api-key:<id>``, for the audit log.
             share: The client's share of the thread's keys; needed to keep a result of a thread under one.
 
@@ -537,6 +538,22 @@ class Effects:
                 return shown(sealer, await _one(transaction, ledger, namespace, name, execution))
 
         return await self._access.with_existing_keys(scope, attempt, ThreadNotFound(), share)
+
+    async def started_by(self, scope: Scope, thread_id: str, namespace: str, name: str, execution: int) -> str:
+        """The id of the key that started the newest attempt at an execution; nothing is opened, and no share needed.
+
+        Raises:
+            ThreadNotFound, EffectNotFound: There is none.
+            IntegrityFailure: What is said of effects was altered outside the gateway.
+        """
+
+        async def attempt(sealer: Sealer) -> str:
+            async with self._access.unit_of_work.snapshot(scope) as transaction:
+                await self._access.check_keys_in(transaction, scope, sealer)
+                ledger = await LockedLedger.read(transaction, sealer, thread_id, without_share=True)
+                return (await _one(transaction, ledger, namespace, name, execution)).started_by
+
+        return await self._access.with_existing_keys(scope, attempt, ThreadNotFound())
 
     async def list(
         self,

@@ -15,7 +15,7 @@ from migrations.sql_files import bodies
 from storage.postgres.statement import Statement
 
 LOOK_UP_OWNER = "gw_auth"  # owns what runs with its owner's rights, and nothing else
-LOOK_UPS = ("look_up_api_key(text)", "look_up_api_key_2(text)", "look_up_api_key_3(text)")  # what the revisions gave it
+LOOK_UPS = tuple(f"look_up_api_key{number}(text)" for number in ("", "_2", "_3", "_4"))  # what the revisions gave it
 _SEARCH_PATH = "search_path=pg_catalog"  # so that no other tables are found instead of ours
 
 

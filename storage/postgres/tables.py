@@ -162,6 +162,7 @@ _table(
     *_columns(ARRAY(Text), "grants"),
     *_columns(LargeBinary, "mac"),
     *_columns(Integer, "pepper_version"),
+    *_columns(ID, "principal", "made_by", nullable=True),
 )
 
 _tenant_table(

@@ -91,10 +91,16 @@ async def test_a_first_mac_that_is_put_back_does_not_outlive_the_seal(store, sco
         "UPDATE stateroom.api_keys SET pepper_version = 7 WHERE key_id = $1",
         "UPDATE stateroom.api_keys SET permissions = '{state:read,tenant:admin}' WHERE key_id = $1",
         "UPDATE stateroom.api_keys SET expires_at = now() + interval '1 year' WHERE key_id = $1",
+        "UPDATE stateroom.api_key_seals SET principal = 'bob' WHERE key_id = $1",
+        "UPDATE stateroom.api_key_seals SET principal = NULL WHERE key_id = $1",
+        "UPDATE stateroom.api_key_seals SET made_by = NULL WHERE key_id = $1",
+        "UPDATE stateroom.api_key_seals SET principal = NULL, made_by = NULL WHERE key_id = $1",
+        "UPDATE stateroom.api_keys SET created_at = created_at - interval '1 day' WHERE key_id = $1",
     ],
 )
 async def test_a_key_whose_row_or_seal_was_edited_opens_nothing(make, opens, admin, edit):
-    record, text = await make()
+    """So nobody is two, or older than a question, by writing to the database."""
+    record, text = await make(principal="ann", made_by="0123456789ab")
     assert await opens(text)
     await admin.execute(edit, record.key_id)
     assert await opens(text) is None
@@ -204,16 +210,17 @@ async def test_nobody_revokes_anothers_key(make, store):
             await store.tenants.revoke_key(other, record.key_id, PEPPERS, force=True)
 
 
-def test_a_seal_covers_each_of_its_members():
-    record, _ = api_keys.mint(
-        PEPPERS,
-        api_keys.NewKey(kind="service", permissions=ADMIN, now=datetime.now(UTC), tenant_id=uuid4(), subject_id=None),
-    )
+@pytest.mark.parametrize("named", [{}, {"principal": "ann"}, {"principal": "ann", "made_by": "0123456789ab"}])
+def test_a_seal_covers_each_of_its_members(named):
+    new = api_keys.NewKey(kind="service", permissions=ADMIN, now=datetime.now(UTC), tenant_id=uuid4(), **named)
+    record, _ = api_keys.mint(PEPPERS, new)
+    assert (record.principal, record.made_by) == (named.get("principal", record.key_id), named.get("made_by"))
     assert PEPPERS.is_authentic(record)
     assert record.seal is not None
     for edited in (
         {"key_id": "0" * 12}, {"kind": "subject"}, {"tenant_id": uuid4()}, {"tenant_id": None}, {"subject_id": "u"},
         {"permissions": ()}, {"expires_at": datetime.now(UTC)}, {"revoked_at": datetime.now(UTC)},
-        {"seal": replace(record.seal, grants=())}, {"seal": None},
+        {"seal": replace(record.seal, grants=())}, {"seal": None}, {"seal": replace(record.seal, principal="bob")},
+        {"seal": replace(record.seal, made_by="ba9876543210")},
     ):  # fmt: skip
         assert not PEPPERS.is_authentic(replace(record, **edited)), edited

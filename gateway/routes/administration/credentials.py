@@ -18,7 +18,8 @@ from gateway.routes.administration.derived_ids import DerivedIds
 from gateway.routing.operations import Call, Operation
 from gateway.services import Services
 from storage import model
-from storage.errors import InvalidState
+from storage.control.features import DECISIONS
+from storage.errors import FeatureOff, InvalidState
 from storage.scope import SHARED_SUBJECT, OperatorScope, TenantScope, check_subject
 
 
@@ -140,6 +141,26 @@ def _check_request(request: wire.api_keys.ApiKeyRequest, grants: frozenset[str],
         )
 
 
+def _principal_of(call: Call[TenantScope], request: wire.api_keys.ApiKeyRequest, key_id: str) -> str | None:
+    """Who stands behind a new key; None: an older build may run, which knows of no principals.
+
+    A key that decides about approvals makes none of another principal: else one person could vote twice.
+
+    Raises:
+        FeatureOff: One is named, and an older build may run.
+        PermissionDenied: The key that asks decides, and another principal than its own is named.
+    """
+    if not call.store.features.is_switched_on(DECISIONS):
+        if request.principal is not None:
+            raise FeatureOff("keys have principals once no older gateway or worker runs: stateroom db finish-upgrade")
+        return None
+    if "approval:decide" not in call.principal.permissions:
+        return request.principal or key_id
+    if request.principal not in {None, call.principal.principal}:
+        raise PermissionDenied("a key that decides makes keys of its own principal; use one without approval:decide")
+    return call.principal.principal
+
+
 @Operation(
     "POST /v1/api-keys",
     reach=TENANT,
@@ -155,8 +176,11 @@ async def create_api_key(call: Call[TenantScope]) -> Answer:
     request, name, body = await call.exchange.body(wire.api_keys.ApiKeyRequest)
     _check_request(request, call.principal.grants, call.services)
     ids = derived_ids(call, call.scope.tenant_id, name, body)
+    peppers = call.services.settings.peppers
+    made = api_keys.generate(peppers, None if ids is None else ids.key_id())
+    stands = _principal_of(call, request, made.key_id)
     record, text = api_keys.mint(
-        call.services.settings.peppers,
+        peppers,
         api_keys.NewKey(
             kind=request.kind,
             permissions=tuple(sorted(set(request.permissions))),
@@ -166,13 +190,15 @@ async def create_api_key(call: Call[TenantScope]) -> Answer:
             tenant_id=call.scope.tenant_id,
             subject_id=request.subject_id,
             expires_at=request.expires_at,
+            principal=stands,
+            made_by=None if stands is None else call.principal.key_id,
         ),
-        None if ids is None else api_keys.generate(call.services.settings.peppers, ids.key_id()),
+        made,
     )
     stored = await call.commit(call.store.tenants.add_key(call.scope, record, call.actor))
-    made = stored is record
-    shown = new_api_key(stored, call.services, text if made else None)
-    return call.exchange.reply(shown, status=201, location=place("api-keys", stored.key_id), replayed=not made)
+    is_new = stored is record
+    shown = new_api_key(stored, call.services, text if is_new else None)
+    return call.exchange.reply(shown, status=201, location=place("api-keys", stored.key_id), replayed=not is_new)
 
 
 @Operation(

@@ -15,9 +15,9 @@ from gateway.routing.operations import Call, Operation
 from gateway.wire.thread_ledgers import effects as bodies
 from storage.concurrency.turns import Pauses
 from storage.effects.model import Effect, EffectFinish, EffectResolve, EffectStart
-from storage.errors import InvalidState
+from storage.errors import EffectResolverStarted, InvalidState
 from storage.model import Value
-from storage.scope import Scope, TenantListing
+from storage.scope import Scope, TenantListing, TenantScope
 
 _EFFECT = "/v1/threads/{thread_id}/effects/{effect_name}"
 _CHANGING = (
@@ -176,6 +176,8 @@ async def resolve_effect(call: Call[Scope], thread_id: str, effect_name: str) ->
     check_permission(call.principal, "state:write" if request.by_check else "approval:decide")
     thread = path_id(thread_id, "thread_id")
     result = request.result
+    if not request.by_check:
+        await _check_person(call, thread, request, path_id(effect_name, "effect_name"))
     resolve = EffectResolve(
         thread_id=thread,
         namespace=check_namespace(request.namespace, pointer="/namespace"),
@@ -196,6 +198,22 @@ async def resolve_effect(call: Call[Scope], thread_id: str, effect_name: str) ->
     return call.exchange.reply(
         await _shown(call.exchange, await call.services.write(call.scope, thread, resolving)), compressed=True
     )
+
+
+async def _check_person(call: Call[Scope], thread_id: str, request: bodies.EffectResolveRequest, name: str) -> None:
+    """Refuse who stands behind the key that started it, whatever key says so.
+
+    Of another attempt than the one that is looked at here nothing is said (`Effects.resolve`).
+
+    Raises:
+        EffectResolverStarted: It is the same principal.
+    """
+    namespace = check_namespace(request.namespace, pointer="/namespace")
+    tenants, peppers = call.store.tenants, call.services.settings.peppers
+    looking = call.store.effects.started_by(call.scope, thread_id, namespace, name, request.execution)
+    starter = await tenants.principal_of(TenantScope(call.scope.tenant_id), await looking, peppers)
+    if starter == call.principal.principal:
+        raise EffectResolverStarted
 
 
 @Operation(

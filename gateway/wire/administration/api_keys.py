@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Literal
 
-from gateway.wire.base import Request, Response, Title
+from gateway.wire.base import Name, Request, Response, Title
 
 Permission = Literal[
     "state:read",
@@ -32,13 +32,15 @@ class WhoAmI(Response):
     permissions: list[Permission]
     grants: list[Permission]
     expires_at: datetime | None
+    principal: str
 
 
 class ApiKeyRequest(Request):
     """A new API key. ``subject`` keys are bound to ``subject_id``; ``service`` keys to the tenant.
 
     Neither ``permissions`` nor ``grants`` can exceed what the key that asks grants. ``grants`` is what keys that the
-    new one makes may be allowed; absent: its permissions.
+    new one makes may be allowed; absent: its permissions. ``principal`` is who stands behind it, by whom votes on
+    approvals are counted; absent: the new key itself, or the principal of the key that asks, if that one decides.
     """
 
     kind: Literal["subject", "service"]
@@ -47,13 +49,15 @@ class ApiKeyRequest(Request):
     permissions: tuple[Permission, ...] = ("state:read", "state:write", "state:delete")
     grants: tuple[Permission, ...] | None = None
     expires_at: datetime | None = None
+    principal: Name | None = None
 
 
 class ApiKey(Response):
     """An API key without its secret.
 
     ``damaged``: somebody edited its row in the database, or sealed it under a pepper that this gateway was not given;
-    it opens nothing.
+    it opens nothing. ``principal``: who stands behind it, by whom votes on approvals are counted; ``made_by``: the key
+    that made it, where that is known.
     """
 
     key_id: str
@@ -68,6 +72,8 @@ class ApiKey(Response):
     expires_at: datetime | None
     revoked_at: datetime | None
     last_used_at: datetime | None
+    principal: str
+    made_by: str | None
 
 
 class ApiKeyCreated(ApiKey):

@@ -48,6 +48,8 @@ class ApiKeyRow(msgspec.Struct, frozen=True):
     grants: list[str] | None
     seal_mac: bytes | None
     seal_pepper_version: int | None
+    principal: str | None
+    made_by: str | None
 
 
 class LookedUpKey(ApiKeyRow, frozen=True):
@@ -61,13 +63,14 @@ _TENANTS = "SELECT tenant_id, name, created_at, suspended_at FROM stateroom.tena
 # A key with its seal, where it has one.
 _KEYS = """
 SELECT k.key_id, k.kind, k.name, k.tenant_id, k.subject_id, k.permissions, k.mac, k.pepper_version, k.created_at,
-    k.expires_at, k.revoked_at, k.last_used_at, s.grants, s.mac AS seal_mac, s.pepper_version AS seal_pepper_version
+    k.expires_at, k.revoked_at, k.last_used_at, s.grants, s.mac AS seal_mac, s.pepper_version AS seal_pepper_version,
+    s.principal, s.made_by
 FROM stateroom.api_keys k LEFT JOIN stateroom.api_key_seals s ON s.key_id = k.key_id"""
 # Newest first, from after one of them on.
 _KEYS_PAGE = """
   AND (k.created_at, k.key_id) < (:after_at, :after_id) ORDER BY k.created_at DESC, k.key_id DESC LIMIT :page_rows"""
 
-LOOK_UP = Statement("SELECT * FROM stateroom.look_up_api_key_3(:key_id)", LookedUpKey)
+LOOK_UP = Statement("SELECT * FROM stateroom.look_up_api_key_4(:key_id)", LookedUpKey)
 
 # --- tenants ---------------------------------------------------------------------------------------------------------
 
@@ -126,8 +129,8 @@ VALUES (:key_id, :kind, :name, :owner, :owner_subject, :permissions, :mac, :pepp
 ON CONFLICT DO NOTHING
 """)
 SEAL_KEY = Statement("""
-INSERT INTO stateroom.api_key_seals (key_id, tenant_id, grants, mac, pepper_version)
-VALUES (:key_id, :owner, :grants, :mac, :pepper_version)
+INSERT INTO stateroom.api_key_seals (key_id, tenant_id, grants, mac, pepper_version, principal, made_by)
+VALUES (:key_id, :owner, :grants, :mac, :pepper_version, :principal, :made_by)
 ON CONFLICT (key_id) DO UPDATE SET grants = excluded.grants, mac = excluded.mac,
     pepper_version = excluded.pepper_version
 """)

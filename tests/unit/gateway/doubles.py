@@ -473,6 +473,11 @@ class Keys:
             raise KeyDestroyed
 
 
+class ApprovalsExpiring:
+    async def run_once(self) -> int:
+        return 0
+
+
 class MemoryStore:
     def __init__(self) -> None:
         self.processes = Processes()
@@ -493,6 +498,7 @@ class MemoryStore:
         self.shred = Shreds()
         self.runner = Runner()
         self.sweep = Sweep()
+        self.approvals_expiring = ApprovalsExpiring()
         self.retaining = Retaining()
         self.row_counting = RowCounting()
         self.row_quotas = RowQuotas()

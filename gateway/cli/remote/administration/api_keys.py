@@ -38,6 +38,7 @@ _KEYS = Listing(
         "name": "Name",
         "permissions": "Permissions",
         "grants": "Grants",
+        "principal": "Principal",
         "status": "Status",
         "created_at": "Created",
         "expires_at": "Expires",
@@ -85,6 +86,9 @@ def api_key_group() -> None:
     help="What keys that it makes may do; repeatable.  [default: what it may do itself]",
 )
 @expires_option
+@click.option(
+    "--principal", metavar="NAME", help="Who stands behind it, by whom votes are counted.  [default: the key]"
+)
 @as_tenant
 def api_key_create(
     *,
@@ -93,6 +97,7 @@ def api_key_create(
     permissions: tuple[str, ...],
     grants: tuple[str, ...],
     expires: datetime | None,
+    principal: str | None,
     remote: Remote,
 ) -> None:
     """Create an API key and print it, this once."""
@@ -105,6 +110,8 @@ def api_key_create(
         body["grants"] = list(grants)
     if expires:
         body["expires_at"] = expires.isoformat()
+    if principal:
+        body["principal"] = principal
     print_new_key(remote, remote.call("POST", ["api-keys"], body=body))
 
 
