@@ -33,7 +33,7 @@ from tests.support.decisions.people import Approver, Resolver
 from tests.support.decisions.watched import watched_on_loop
 from tests.support.production import Deployment, Launcher, ProductionGateway, serving
 
-GATEWAYS, WORKERS, THREADS = 2, 4, 12
+GATEWAYS, WORKERS, THREADS = 2, 4, 8
 # So that no thread gets as many ended approvals as are kept: each so many kills, workers go on with others.
 KILLS_A_GENERATION = 100
 POLL_SECONDS = 0.005
@@ -85,6 +85,7 @@ class _Worker:
 
     def __init__(self, name: str) -> None:
         self.name, self.life, self.pid, self.lines = name, 0, 0, 0
+        self.thread: str | None = None  # where it was when it was last heard of
 
 
 class Machine:
@@ -123,6 +124,7 @@ class Machine:
             self._lines += 1
             worker = self._workers[int(each["worker"][1:])]
             worker.lines += each["life"] == worker.life
+            worker.thread = each.get("thread", worker.thread)
             match each["kind"]:
                 case "did":
                     self.history.actions[each["action"]] += 1
@@ -171,7 +173,7 @@ class Machine:
         settings = {
             "name": worker.name, "life": worker.life, "seed": self._seed, "url": self._balancer.url,
             "folder": str(self._folder), "api_key": self._keys.worker, "subject": SUBJECT,
-            "threads": [f"t{generation}-{number}" for number in range(THREADS)],
+            "resumed": worker.thread, "threads": [f"t{generation}-{number}" for number in range(THREADS)],
         }  # fmt: skip
         worker.pid = self._nursery.begin(settings, self._folder / f"{worker.name}.log")
 
@@ -224,9 +226,9 @@ class Machine:
                     await self._kill_gateway(gateway)
                 async with serving(self._launcher, self._deployment) as gateway:
                     await self._show(gateway.url)
+                    await self._verify(gateway.url)
                     if "Traceback" in gateway.log:
                         self.history.failures.append(f"a gateway logged {gateway.log[-3000:]}")
-                await self._verify(store, scope)
         finally:
             await asyncio.to_thread(self._nursery.close)
             self._world.close()
@@ -270,6 +272,8 @@ class Machine:
             while self.kills < kills:
                 await self._kill()
                 self.kills += 1
+                if not self.kills % KILLS_A_GENERATION:
+                    print(f"{self.kills} kills, {len(self.history.lines)} effects", flush=True)  # noqa: T201
             await self._until(lambda: all(actions[each] for each in ACTIONS))
             for worker in self._workers:
                 self._kill_worker(worker)
@@ -321,15 +325,23 @@ class Machine:
             recorded=recorded,
         )
 
-    async def _verify(self, store: Store, scope: Scope) -> None:
+    async def _verify(self, url: str) -> None:
         """Open every row of the subject."""
-        after, items_after = "", None
-        while True:
-            report = await store.verification.subject(scope, after, items_after=items_after)
-            self.history.failures += [f"verification found {each}" for each in report.findings]
-            if report.after is None:
-                return
-            after, items_after = report.after, report.items_after
+        headers = {"Authorization": f"Bearer {self._keys.worker}", "Stateroom-Subject": SUBJECT}
+        async with httpx.AsyncClient(base_url=url, timeout=60, headers=headers) as client:
+            cursor: dict[str, str] = {}
+            threads = 0
+            while True:
+                answer = await client.post("/v1/threads:verify", json=cursor)
+                assert answer.status_code == 200, answer.text
+                report = answer.json()
+                threads += report["threads"]
+                self.history.failures += [f"verification found {each}" for each in report["findings"]]
+                if report["next_cursor"] is None:
+                    break
+                cursor = {"cursor": report["next_cursor"]}
+        if not threads:
+            self.history.failures.append("verification saw no threads")
 
     def account(self, seconds: float) -> str:
         """The run in some lines."""

@@ -66,9 +66,9 @@ class Worker:
         client = Client(settings["url"], settings["api_key"], subject=settings["subject"])
         self.client = watched(client, self._seen)
         self.steps: list[tuple[float, Callable[[Thread[Any]], None]]] = [
-            (3, self.saves), (3, self.asks), (8, self.does_what_was_approved), (1, self.misuses_an_approval),
-            (3, self.does_once), (2, self.does_again), (2, self.goes_on_with_an_effect), (1, self.forks),
-            (0.4, self.prunes), (0.4, self.copies), (0.15, self.archives),
+            (2, self.saves), (3, self.asks), (7, self.does_what_was_approved), (3, self.misuses_an_approval),
+            (4, self.does_once), (1, self.does_again), (5, self.goes_on_with_an_effect), (1, self.forks),
+            (0.4, self.prunes), (0.4, self.copies), (0.2, self.archives),
         ]  # fmt: skip
 
     def note(self, kind: str, **what: Any) -> None:
@@ -85,11 +85,26 @@ class Worker:
 
     # --- Which thread, and how it is taken --------------------------------------------------------------------------
 
-    def live(self) -> None:
-        """Go on with threads for ever."""
+    def live(self, resumed: str | None) -> None:
+        """Go on with threads for ever; first with that on which this worker died."""
+        if resumed is not None:
+            with suppress(StateroomError):
+                self.resumes(resumed)
         while True:
             with suppress(StateroomError):
                 self.recovers() if self.rng.random() < 0.1 else self.takes_one()
+
+    def resumes(self, thread_id: str) -> None:
+        """Do again what was begun before, under the same claim or another one."""
+        thread: Thread[Any] = self.client.thread(thread_id, agent=AGENT)
+        is_same = self.rng.random() < 0.3
+        run_id = self.name if is_same else f"{self.name}-{self.life}"
+        with thread.claim(holder=self.name, run_id=run_id, lease_seconds=LEASE_SECONDS, take_over=not is_same):
+            self.did("claim")
+            thread.load()
+            for _ in range(3):
+                with suppress(StateroomError, CertainlyNot, AnswerLost):
+                    self.goes_on_with_an_effect(thread)
 
     def recovers(self) -> None:
         """Go on with a thread whose worker died."""
@@ -121,7 +136,7 @@ class Worker:
     def acts(self, thread: Thread[Any]) -> None:
         """Do some steps; one that is refused ends nothing."""
         weights, steps = zip(*self.steps, strict=True)
-        for step in self.rng.choices(steps, weights, k=self.rng.randrange(1, 7)):
+        for step in self.rng.choices(steps, weights, k=self.rng.randrange(2, 9)):
             with suppress(StateroomError, CertainlyNot, AnswerLost):
                 step(thread)
 
@@ -196,7 +211,7 @@ class Worker:
             )
         )  # fmt: skip
         self.note("done", thread=thread.thread_id, name=effect.name, attempt=effect.attempt)
-        if self.rng.random() < 0.08:
+        if self.rng.random() < 0.15:
             raise AnswerLost
         return {"nonce": nonce}
 
@@ -264,7 +279,7 @@ class Worker:
 
     def does_once(self, thread: Thread[Any]) -> None:
         """Call a function whose effects are kept; few names and arguments, so that many of them meet."""
-        number, tool = self.rng.randrange(4), self.rng.choice(TOOLS)
+        number, tool = self.rng.randrange(3), self.rng.choice(TOOLS)
         args = {"amount": number if self.rng.random() < 0.9 else number + 1}
         asked = time.monotonic_ns()
         ran = False
@@ -298,9 +313,10 @@ class Worker:
     def goes_on_with_an_effect(self, thread: Thread[Any]) -> None:
         """Begin again what was begun before, as a run that is repeated does: it is told, done again, or refused."""
         found = list(thread.effects(limit=60))
+        left = [each for each in found if each.status != "done"]
         if not found:
             return
-        effect = thread.get_effect(self.rng.choice(found).name)
+        effect = thread.get_effect(self.rng.choice(left if left and self.rng.random() < 0.8 else found).name)
         approval, _ = named_approval(effect.name)
         wanted = EffectStart(tool=effect.tool, args=effect.args, mode=effect.mode, needs_approval=approval is not None)
         self._starts(thread, effect.name, wanted)
@@ -308,4 +324,4 @@ class Worker:
 
 def run(settings: dict[str, Any]) -> None:
     """Live until somebody ends it."""
-    Worker(settings).live()
+    Worker(settings).live(settings["resumed"])
