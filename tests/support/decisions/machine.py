@@ -196,7 +196,7 @@ class Machine:
             up = [each for each in self._gateways if urlsplit(each.url).port in self._balancer.up]
             if up:
                 gateway = self._rng.choice(up)
-                seen = self._lines + self._rng.randrange(1, 30)
+                seen = self._lines + self._rng.randrange(1, 16)
                 await self._until(lambda: self._lines >= seen)
                 await self._kill_gateway(gateway)
                 task = asyncio.create_task(self._begin_gateway(gateway))
@@ -204,7 +204,7 @@ class Machine:
                 task.add_done_callback(self._restarts.discard)
                 return
         worker = self._rng.choice(self._workers)
-        seen, own = self._lines + self._rng.randrange(1, 30), self._rng.randrange(1, 25)
+        seen, own = self._lines + self._rng.randrange(1, 16), self._rng.randrange(1, 16)
         await self._until(lambda: self._lines >= seen and worker.lines >= own)
         self._kill_worker(worker)
         self.history.actions["crash"] += 1
