@@ -100,13 +100,14 @@ class Approver:
     async def _decides(self, approval: Approval, given_up: set[str]) -> None:
         content = await self._client.approvals.open(approval.approval_id)
         verdicts = self._verdicts(content)
-        sent, outcome = time.monotonic_ns(), "refused"
+        sent, outcome = time.monotonic_ns(), "lost"  # and so it is where the end of the run comes first
         try:
             await self._client.approvals.decide(approval.approval_id, verdicts, action_hash=content.action_hash)
             outcome = "acknowledged"
         except _LOST:
-            outcome = "lost"
             given_up.add(approval.approval_id)
+        except StateroomError:
+            outcome = "refused"
         finally:
             args = [
                 action.args if each.verdict == "approve" else each.edited_args if each.verdict == "edit" else None
