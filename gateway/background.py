@@ -20,6 +20,7 @@ from gateway.telemetry import Metrics
 from storage.access import head_anchors
 from storage.administration.anchors import ANCHOR_SECONDS
 from storage.administration.audit import FLUSH_SECONDS
+from storage.approvals.expiring import LOOK_SECONDS as APPROVALS_SECONDS
 from storage.control.processes import BEAT_SECONDS
 from storage.errors import StorageError
 from storage.key_lifecycle.shred import UPHOLD_SECONDS
@@ -62,6 +63,9 @@ async def in_the_background(services: Services, *, for_all: bool) -> AsyncIterat
             asyncio.create_task(_anchor(store, ended, metrics)),
             asyncio.create_task(_repeat("shreds", UPHOLD_SECONDS, store.shred.uphold, ended, metrics)),
             asyncio.create_task(store.runner.keep_running(_job_round_failed)),
+            asyncio.create_task(
+                _repeat("approvals", APPROVALS_SECONDS, store.approvals_expiring.run_once, ended, metrics)
+            ),
             asyncio.create_task(
                 store.event_relay.keep_running(
                     functools.partial(_relay_failed, metrics), metrics.events_numbered, metrics.events_lag

@@ -569,7 +569,8 @@ TABLE: dict[type[Exception], Kind] = {
     ),
     storage_errors.ClaimLost: Kind(
         412, "claim-lost",
-        "Another run went on with this thread. Stop this one; to go on, claim the thread again and load it.",
+        "The claim was released, or another run went on with this thread. Stop this one; to go on, claim the thread "
+        "again and load it.",
     ),
     storage_errors.ThreadClaimed: Kind(
         409, "thread-claimed",
@@ -580,6 +581,11 @@ TABLE: dict[type[Exception], Kind] = {
         409, "claim-held",
         "Another run goes on with this thread. Wait until claimed_until, which it may put off, or take it over on "
         "purpose (take_over): then it is the other one that may not go on.", 1.0,
+    ),
+    storage_errors.ClaimSuperseded: Kind(
+        409, "claim-superseded",
+        "The claim that if_fence names was released, or another run has the thread. There is nothing to take the place "
+        "of: look at the thread again.",
     ),
     storage_errors.ThreadStuck: Kind(
         409, "thread-stuck",
@@ -595,8 +601,8 @@ TABLE: dict[type[Exception], Kind] = {
     ),
     storage_errors.EffectUnknown: Kind(
         409, "effect-unknown",
-        "It may have happened. Look whether it did, then resolve its execution (POST resolve); it is not done again "
-        "before that.",
+        "It may have happened. Look whether it did, then resolve its execution and attempt (POST resolve); it is not "
+        "done again before that.",
     ),
     storage_errors.EffectRepeats: Kind(
         409, "effect-repeats",
@@ -790,6 +796,8 @@ def _tell_of_ledger(
         problem.claimed_until = error.claimed_until
         return
     problem.execution = error.execution
+    if isinstance(error, storage_errors.EffectUnknown):
+        problem.attempt = error.attempt
     if isinstance(error, storage_errors.EffectRepeats):
         problem.effect_name = error.name
 
@@ -860,7 +868,7 @@ in seconds. The `type` is the deployment's `/docs#<code>`.
 
 `head-moved` and `head-exists` carry `head_id`, the head there is now (null: none), `item-moved` and `item-exists`
 carry `revision`, that of the item (null: there is none). `claim-held` carries `claimed_until`, when the claim is over
-unless it is renewed. `effect-unknown` carries `execution`, the one to resolve, and `effect-repeats` carries
+unless it is renewed. `effect-unknown` carries `execution` and `attempt`, those to resolve, and `effect-repeats` carries
 `effect_name`, that of what was done before, and its `execution`. `limit-exceeded`, `body-too-large`,
 `state-too-large` and an `invalid-request` that is too long or too much carry `limit`, the name of the limit, and
 `quota-exceeded` the name of the quota.

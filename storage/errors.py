@@ -354,7 +354,7 @@ class EditInvalid(StorageError):
 
 
 class ClaimLost(StorageError):
-    """Somebody else has claimed the thread since: stop, load it, and claim it again if it is still yours to do."""
+    """The claim was released, or is another's now: stop, load the thread, and claim it again if you still may."""
 
 
 class ThreadClaimed(Conflict):
@@ -377,6 +377,10 @@ class ClaimHeld(Conflict):
         super().__init__()
         self.claimed_until = claimed_until
         self.retry_after_seconds = retry_after_seconds
+
+
+class ClaimSuperseded(Conflict):
+    """The claim that this one was to take the place of was released, or is another's now: look at the thread again."""
 
 
 class ThreadStuck(Conflict):
@@ -408,11 +412,13 @@ class EffectUnknown(Conflict):
 
     Attributes:
         execution: The number of the execution to resolve.
+        attempt: Which attempt at it that is.
     """
 
-    def __init__(self, execution: int) -> None:
+    def __init__(self, execution: int, attempt: int) -> None:
         super().__init__()
         self.execution = execution
+        self.attempt = attempt
 
 
 class EffectRepeats(Conflict):

@@ -210,6 +210,8 @@ class Save:
     (`storage.schemas.tags`).
     ``makes_room``: with it a prune takes away far more than it stores, so that a quota of rows does not refuse it.
     ``fence``: that of the claim under which the caller goes on with the thread; None: it has none.
+    ``between_claims``: it is a job's of an administrator, and no run's: it is stored though the thread asks for claims,
+    and refused while anybody's is live.
     ``approvals``: what people are asked with it, by ``asker``; ``approval_refs``: external ids of what a namespace
     below asked, of which nothing is stored.
     """
@@ -237,6 +239,7 @@ class Save:
     searchable: tuple[str, ...] = ()
     makes_room: bool = False
     fence: int | None = None
+    between_claims: bool = False
     approvals: tuple[NewApproval, ...] = ()
     approval_refs: tuple[str, ...] = ()
     asker: Asker | None = None

@@ -183,6 +183,7 @@ class Store:
         self.archive_writer = None if archive is None else BlobWriter(archive, bytes_max=ARCHIVE_BYTES_MAX)
         self.archive_reader = None if archive is None else BlobReader(archive, bytes_max=ARCHIVE_BYTES_MAX)
         objects = ArchiveObjects(archive, self.archive_reader)
+        self.audit = Audit(self.unit_of_work, deployment_id, clock, observer)
         parts = Parts(
             self.unit_of_work, self.keys, clock, observer, self.control,
             Offload(
@@ -190,9 +191,8 @@ class Store:
                 None if blobs is None else BlobReader(blobs, bytes_max=PIECE_BYTES_MAX), clock,
                 options.offload_bytes_min,
             ),
-            self.row_quotas, self.emitting, self.head_anchors,
+            self.row_quotas, self.emitting, self.audit, self.head_anchors,
         )  # fmt: skip
-        self.audit = Audit(self.unit_of_work, deployment_id, clock, observer)
         self.jobs = Jobs(self.unit_of_work, self.control, self.emitting)
         self.archives = Archives(Sealing(parts), objects, self.archive_writer, self.jobs, self.audit)
         access = Access(parts, self.archives, ArchiveViews(self.unit_of_work, objects))
@@ -200,7 +200,7 @@ class Store:
         self.approvals = Approvals(access, self.audit, EditWork(self.workers))
         self.approval_policies = ApprovalPolicies(self.unit_of_work, self.audit, self.control)
         self.consuming = Consuming(access)
-        self.approvals_expiring = Expiring(access, self.audit)
+        self.approvals_expiring = Expiring(access)
         self.checkpoints = Checkpoints(access)
         self.threads = Threads(access)
         self.claims = Claims(access, self.features, self.audit)

@@ -298,7 +298,7 @@ BODIES: dict[str, Any] = {
         "run_id": "run-1",
     },
     "finish_effect": {"execution": 1, "attempt": 1, "status": "done", "result": {"paid": 1200}},
-    "resolve_effect": {"execution": 1, "happened": True},
+    "resolve_effect": {"execution": 1, "attempt": 1, "happened": True},
     "decide_approval": {"action_hash": _HASH, "verdicts": [{"verdict": "approve"}]},
     "put_approval_policy": _APPROVAL_POLICY,
     "update_thread": {"strict": True, "agent": "travel"},

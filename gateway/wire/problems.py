@@ -41,6 +41,7 @@ class Problem(Response, omit_defaults=True):
     claimed_until: datetime | UnsetType = UNSET
     effect_name: str | UnsetType | None = UNSET
     execution: int | UnsetType | None = UNSET
+    attempt: int | UnsetType = UNSET
 
 
 def component_schemas(types: list[Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Never, TypeVar
+from typing import Any, Final, Never, Protocol, TypeVar
+from uuid import UUID
 
 from crypto import KeyDenied, KeyDestroyed, Sealer
 from storage.access.head_anchors import HeadAnchors
@@ -53,6 +54,21 @@ _AGAIN_MAX: Final[dict[type[Exception], int]] = {
 }
 
 
+class Records(Protocol):
+    """The tenants' audit log, of which a change of state may write a record (`storage.administration.audit`)."""
+
+    async def append(
+        self,
+        transaction: Transaction,
+        tenant_id: UUID,
+        actor: str,
+        action: str,
+        target: str,
+        detail: dict[str, Any] | None = None,
+    ) -> object:
+        """Add a record in the caller's transaction, last of all."""
+
+
 @dataclass(frozen=True)
 class Parts:
     """What the ways to a subject's state share."""
@@ -65,6 +81,7 @@ class Parts:
     offload: Offload
     row_quotas: RowQuotas
     emitting: Emitting
+    records: Records
     head_anchors: HeadAnchors = field(default_factory=lambda: HeadAnchors(None))
     remembered_heads: RememberedHeads = field(default_factory=RememberedHeads)
 
@@ -89,6 +106,7 @@ class Sealing:
         self.offload = parts.offload
         self.row_quotas = parts.row_quotas
         self.emitting = parts.emitting
+        self.records = parts.records
         self.remembered_heads = parts.remembered_heads
         self._keys = parts.keys
         self._observer = parts.observer

@@ -7,7 +7,7 @@ next. What is over is stored as that first, so that who asks the same again is n
 give, or use, any more.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -17,7 +17,8 @@ from uuid_utils import uuid7
 
 from crypto import Sealer
 from storage.access.access import Access
-from storage.approvals.events import draft_of
+from storage.administration.audit import GATEWAY_ACTOR
+from storage.approvals.events import draft_of, record
 from storage.approvals.model import (
     APPROVAL_ACTIONS_MAX,
     APPROVAL_CONTENT_BYTES_MAX,
@@ -32,11 +33,12 @@ from storage.concurrency.computing import compute
 from storage.control.features import DECISIONS
 from storage.encoding import encode_msgpack
 from storage.errors import ApprovalsExceeded, InvalidState, LimitExceeded
+from storage.event_queue.model import EventType
 from storage.format.thread_ledgers.actions import Action, action_hash, approval_hash
 from storage.model import Asker, NewAction, NewApproval
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope, check_id
-from storage.statements.rules.retention import BEGIN_ROUNDS
+from storage.statements.rules.retention import APPROVALS_DUE, BEGIN_ROUNDS
 from storage.statements.thread_ledgers.approvals import ActionRow, ApprovalRow
 from storage.thread_ledgers.locked import LockedLedger
 
@@ -172,10 +174,12 @@ async def ask(access: Access, scope: Scope, transaction: Transaction, sealer: Se
     ledger = await LockedLedger.lock(transaction, sealer, asking.thread_id)
     held = await ThreadApprovals.read(transaction, ledger)
     before = ledger.seal
-    await _Asked(access, scope, transaction, ledger, held, asking).run()
+    asked = _Asked(access, scope, transaction, ledger, held, asking)
+    await asked.run()
     if ledger.seal != before:
         await held.store_open_count()
         await ledger.store(transaction, access.note_ledger(scope, sealer, asking.thread_id))
+        await asked.record()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +192,7 @@ class _Asked:
     ledger: LockedLedger
     held: ThreadApprovals
     asking: Asking
+    changed: list[tuple[str, ApprovalRow]] = field(default_factory=list)
 
     async def run(self) -> None:
         """Add what is new, and supersede what is not asked any more."""
@@ -216,10 +221,17 @@ class _Asked:
         if held.open_count > APPROVALS_PENDING_MAX:
             raise ApprovalsExceeded
         if self.asking.approvals:
-            await self.transaction.run(BEGIN_ROUNDS, owner=self.scope.tenant_id)
+            await self._note_expiry()
         ended = [each for each in held.approvals.values() if each.status not in _OPEN]
         for each in ended[: max(0, len(ended) - APPROVALS_ENDED_MAX)]:
             await held.remove(each)
+
+    async def _note_expiry(self) -> None:
+        """Have what was asked stored as expired soon after it is (`storage.approvals.expiring`)."""
+        due_at = min((each.expires_at for each in self.held.approvals.values() if each.status in _OPEN), default=None)
+        if due_at is not None:
+            await self.transaction.run(BEGIN_ROUNDS, owner=self.scope.tenant_id)
+            await self.transaction.run(APPROVALS_DUE, owner=self.scope.tenant_id, due_at=due_at)
 
     async def _end_what_is_over(self) -> None:
         """Store what nobody decided, or used, in time as readers are shown it: it stands no more."""
@@ -233,6 +245,7 @@ class _Asked:
                     if action.status == "approved":
                         await self.held.change_action(action, status="lapsed")
                 await self.held.change(each, status="lapsed")
+                self.changed.append(("approval.lapsed", each))
 
     async def _supersede_older(self, root: str, kept: set[UUID]) -> None:
         """Supersede what waits at older checkpoints of a namespace, or of calls that end before it goes on."""
@@ -305,6 +318,17 @@ class _Asked:
         await self._tell("approval.created", approval_id)
         return approval_id
 
-    async def _tell(self, event: Any, approval_id: UUID) -> None:
-        draft = draft_of(event, self.scope, self.asking.thread_id, self.held.approvals[approval_id])
+    async def _tell(self, event: EventType, approval_id: UUID) -> None:
+        row = self.held.approvals[approval_id]
+        draft = draft_of(event, self.scope, self.asking.thread_id, row)
         await self.access.emitting.of_approval(self.transaction, self.scope.tenant_id, draft)
+        self.changed.append((event, row))
+
+    async def record(self) -> None:
+        """Put all of it on the tenant's record, last of all: until the transaction ends nobody else adds to that."""
+        asker = self.asking.asker
+        for action, row in self.changed:
+            is_askers = asker is not None and action in {"approval.created", "approval.superseded"}
+            actor = f"api-key:{asker.key_id}" if asker is not None and is_askers else GATEWAY_ACTOR
+            said = (action, self.asking.thread_id, row)
+            await record(self.access, self.transaction, self.scope, actor, said)

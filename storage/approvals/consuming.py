@@ -10,6 +10,7 @@ from typing import Final
 from uuid import UUID
 
 from storage.access.access import Access
+from storage.approvals.events import draft_of, record
 from storage.approvals.policies import policy_for
 from storage.approvals.rows import ThreadApprovals, action_mac
 from storage.errors import (
@@ -21,6 +22,7 @@ from storage.errors import (
     ApprovalUndecided,
 )
 from storage.postgres.unit_of_work import Transaction
+from storage.scope import Scope
 from storage.thread_ledgers.locked import LockedLedger
 
 _DENIED: Final = frozenset({"rejected", "answered", "cancelled", "superseded"})
@@ -36,12 +38,14 @@ class Consumption:
         action_for: Gives the canonical form of the action as it is about to happen
             (`storage.format.thread_ledgers.actions`), by the agent that asked.
         name_mac: The keyed tag of the effect's name.
+        key_id: The id of the key that starts the effect.
     """
 
     approval_id: UUID
     position: int
     action_for: Callable[[str | None], Awaitable[bytes]]
     name_mac: bytes
+    key_id: str
 
 
 class Consuming:
@@ -54,8 +58,12 @@ class Consuming:
         """Have at hand what checking policies takes, outside of transactions."""
         await self._access.control.ready_to_check()
 
-    async def consume(self, transaction: Transaction, ledger: LockedLedger, wanted: Consumption, /) -> None:
+    async def consume(
+        self, scope: Scope, transaction: Transaction, ledger: LockedLedger, wanted: Consumption, /
+    ) -> None:
         """Use up the approval of one action; what changes of it is counted in the ledger, which the caller stores.
+
+        It is the last thing that the transaction waits for: the tenant's record is its own from then on.
 
         Raises:
             ApprovalNotFound: The thread has no such approval, or that no such action.
@@ -91,6 +99,13 @@ class Consuming:
         await rows.change_action(action, status="consumed", effect_name_mac=wanted.name_mac)
         if all(each.status != "approved" for each in rows.actions[wanted.approval_id]):
             await rows.change(approval, status="consumed")
+            draft = draft_of("approval.consumed", scope, ledger.thread_id, rows.approvals[wanted.approval_id])
+            await self._access.emitting.of_approval(transaction, scope.tenant_id, draft)
+        said = ("approval.consumed", ledger.thread_id, approval)
+        await record(
+            self._access, transaction, scope, f"api-key:{wanted.key_id}", said,
+            position=wanted.position, effect=wanted.name_mac.hex(),
+        )  # fmt: skip
 
     async def required(self, transaction: Transaction, agent: str | None, tool: str, /) -> bool:
         """Whether a policy asks for an approval of a tool's calls by an agent.

@@ -73,7 +73,7 @@ class Approvals:
     async def list(self, scope: Scope | TenantListing, query: ApprovalQuery) -> ApprovalPage:
         """Approvals, newest first: a page of clear columns, of a subject or of the whole tenant."""
         async with self._access.unit_of_work.snapshot(scope) as transaction:
-            found = await self._listed(transaction, query, None, query.limit + 1)
+            found = await self._listed(transaction, query)
         more = len(found) > query.limit
         found = found[: query.limit]
         return ApprovalPage(found, found[-1].approval_id if more else None)
@@ -85,16 +85,17 @@ class Approvals:
             ApprovalNotFound: There is none in this scope.
         """
         async with self._access.unit_of_work.snapshot(scope) as transaction:
-            found = await self._listed(transaction, ApprovalQuery(), approval_id, 1)
-            if not found:
+            row = await transaction.fetch_one(sql.LISTED_ONE, approval_id=approval_id)
+            if row is None:
                 raise ApprovalNotFound
+            [found] = await self._with_actions(transaction, [row])
             rows = await transaction.fetch_all(
-                sql.LIST_VOTES, of_subject=found[0].subject_id, thread_id=found[0].thread_id, approval_id=approval_id
+                sql.LIST_VOTES, of_subject=row.subject_id, thread_id=row.thread_id, approval_id=approval_id
             )
         votes = tuple(
             Vote(row.principal, row.key_id, deciding.overall(row.verdicts), row.at, row.asserted) for row in rows
         )
-        return _replaced(found[0], votes=votes)
+        return _replaced(found, votes=votes)
 
     async def open(
         self, scope: Scope | TenantListing, approval_id: UUID, voter: Voter, share: ClientShare | None = None
@@ -112,12 +113,13 @@ class Approvals:
         place = await self._place(scope, approval_id)
 
         async def work(held: "_Held") -> ApprovalContent:
-            content = await held.content()
-            detail: dict[str, Any] = {"thread": held.thread_id, "principal": voter.named, "withheld": content.withheld}
-            await self._record(held, voter, "approval.opened", detail)
-            return content
+            return await held.content()
 
-        return await self._under_lock(place, approval_id, work, share)
+        content = await self._read(place, approval_id, work, share)
+        detail: dict[str, Any] = {"thread": place[1], "principal": voter.named, "withheld": content.withheld}
+        async with self._access.unit_of_work.begin(place[0]) as transaction:
+            await self._record(transaction, place[0], approval_id, voter, ("approval.opened", detail))
+        return content
 
     async def decide(
         self, scope: Scope | TenantListing, decision: Decision, voter: Voter, share: ClientShare | None = None
@@ -218,6 +220,30 @@ class Approvals:
 
         return await self._access.with_existing_keys(scope, attempt, ApprovalNotFound(), share)
 
+    async def _read(
+        self,
+        place: tuple[Scope, str],
+        approval_id: UUID,
+        work: Callable[["_Held"], Awaitable[T]],
+        share: ClientShare | None,
+    ) -> T:
+        """Look at an approval as it is at one moment, compared with its seal as under the lock, and lock nothing."""
+        scope, thread_id = place
+
+        async def attempt(sealer: Sealer) -> T:
+            async with self._access.unit_of_work.snapshot(scope) as transaction:
+                await self._access.check_keys_in(transaction, scope, sealer)
+                try:
+                    ledger = await LockedLedger.read(transaction, sealer, thread_id, without_share=not sealer.shared)
+                except ThreadNotFound:
+                    raise ApprovalNotFound from None
+                rows = await ThreadApprovals.read(transaction, ledger)
+                if approval_id not in rows.approvals:
+                    raise ApprovalNotFound
+                return await work(_Held(scope, transaction, sealer, ledger, rows, approval_id))
+
+        return await self._access.with_existing_keys(scope, attempt, ApprovalNotFound(), share)
+
     async def _check_edits(self, place: tuple[Scope, str], decision: Decision, share: ClientShare | None) -> None:
         """Compare edited arguments with the tools' schemas, before the transaction that decides.
 
@@ -232,7 +258,7 @@ class Approvals:
             request, _, _ = await held.rows.opened(held.row, held.sealer)
             return request.actions
 
-        actions = await self._under_lock(place, decision.approval_id, work, share)
+        actions = await self._read(place, decision.approval_id, work, share)
         if len(actions) != len(decision.verdicts):
             raise InvalidState(f"there is one verdict for each of {len(actions)} actions", "/verdicts")
         for position, (action, said) in enumerate(zip(actions, decision.verdicts, strict=True)):
@@ -253,22 +279,26 @@ class Approvals:
         """Write what counts an approval's change, its record, and its event, in the order of their locks."""
         await held.rows.store_open_count()
         await held.ledger.store(held.transaction, self._access.note_ledger(held.scope, held.sealer, held.thread_id))
-        await self._record(held, voter, action, detail)
+        await self._record(held.transaction, held.scope, held.row.approval_id, voter, (action, detail))
         draft = draft_of(event or "approval.decided", held.scope, held.thread_id, held.row)
         await self._access.emitting.of_approval(held.transaction, held.scope.tenant_id, draft)
 
-    async def _record(self, held: "_Held", voter: Voter, action: str, detail: dict[str, Any]) -> None:
-        target = f"approval:{held.row.approval_id}"
-        actor = f"api-key:{voter.key_id}"
-        await self._audit.append(held.transaction, held.scope.tenant_id, actor, action, target, detail)
+    async def _record(
+        self, transaction: Transaction, scope: Scope, approval_id: UUID, voter: Voter, said: tuple[str, dict[str, Any]]
+    ) -> None:
+        action, detail = said
+        actor, target = f"api-key:{voter.key_id}", f"approval:{approval_id}"
+        await self._audit.append(transaction, scope.tenant_id, actor, action, target, detail)
 
-    async def _listed(
-        self, transaction: Transaction, query: ApprovalQuery, approval_id: UUID | None, limit: int
-    ) -> builtins.list[Approval]:
-        rows = await transaction.fetch_all(
-            sql.LIST, before=query.before, agent=query.agent, thread_id=query.thread_id, status=query.status,
-            approval_id=approval_id, limit=limit,
-        )  # fmt: skip
+    async def _listed(self, transaction: Transaction, query: ApprovalQuery) -> builtins.list[Approval]:
+        values = {"before": query.before, "agent": query.agent, "thread_id": query.thread_id, "limit": query.limit + 1}
+        if query.status == "pending":
+            rows = await transaction.fetch_all(sql.LIST_PENDING, **values)
+        else:
+            rows = await transaction.fetch_all(sql.LIST, **values, status=query.status)
+        return await self._with_actions(transaction, rows)
+
+    async def _with_actions(self, transaction: Transaction, rows: Sequence[sql.ListedRow]) -> builtins.list[Approval]:
         actions: dict[UUID, builtins.list[ActionState]] = {row.approval_id: [] for row in rows}
         if rows:
             for each in await transaction.fetch_all(

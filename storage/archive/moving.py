@@ -191,7 +191,8 @@ def _target(lease: Lease) -> tuple[Scope, str]:
 class _Request(msgspec.Struct, frozen=True):
     """One thread to archive.
 
-    ``activity`` is the thread's when it was decided to archive it; None: whatever it is.
+    ``activity`` is the thread's when it was decided to archive it; None: whatever it is. ``guard`` as in
+    `Archives.archive`.
     """
 
     scope: Scope
@@ -199,6 +200,7 @@ class _Request(msgspec.Struct, frozen=True):
     actor: str
     storage_class: str
     activity: int | None
+    guard: Guard | None
 
 
 class _InPartsFirst(Exception):
@@ -250,12 +252,14 @@ class Archives:
         actor: str = GATEWAY_ACTOR,
         storage_class: str | None = None,
         activity: int | None = None,
+        guard: Guard | None = None,
     ) -> Archived:
         """Move a thread into the archive; when this returns, its rows are there and only there. Repeating is a no-op.
 
         A thread under a client-held share is archived without it. ``storage_class`` None: the bucket's own.
         ``activity`` is the thread's when it was decided to archive it: what was written since then wins. None: what was
-        written before this began does not.
+        written before this began does not. ``guard`` is asked under the thread's lock; when it raises, the thread stays
+        hot.
 
         Raises:
             ThreadNotFound: There is none.
@@ -273,7 +277,7 @@ class Archives:
             raise ArchiveUnavailable
         wanted = storage_class or self._writer.store.storage_class
         run = _Archiving(self._sealing, self.objects, self._writer, self._audit, self._bytes_max)
-        request = _Request(scope, thread_id, actor, wanted, activity)
+        request = _Request(scope, thread_id, actor, wanted, activity, guard)
 
         async def archived(unsegmented_bytes_max: int) -> Archived:
             async def work(sealer: Sealer) -> Archived:
@@ -286,7 +290,9 @@ class Archives:
         except _InPartsFirst:
             if await self.segmenting.is_on():
                 rule = ThinningRule(keep_last=1)
-                await self.segmenting.move(scope, thread_id, rule, actor=actor, storage_class=storage_class)
+                await self.segmenting.move(
+                    scope, thread_id, rule, actor=actor, storage_class=storage_class, guard=guard
+                )
             return await archived(self._bytes_max)
 
     # --- restoring -------------------------------------------------------------------------------------------------
@@ -788,6 +794,8 @@ class _Archiving:
             locked = await transaction.fetch_one(sql.LOCK, thread_id=thread_id)
             if locked is None or (locked.tier, locked.activity, locked.cold) != ("hot", stub.activity, cold):
                 raise ThreadActive
+            if request.guard is not None:
+                await request.guard(transaction)
             await self.sealing.check_keys_in(transaction, scope, sealer)
             held = await transaction.fetch_all(sql.HOLD_KEY_VERSIONS, key_versions=stub.key_versions)
             if len(held) != len(stub.key_versions):

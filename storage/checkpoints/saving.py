@@ -83,7 +83,7 @@ from storage.scope import Scope
 from storage.statements.threads import checkpoints as sql
 from storage.statements.threads import threads as threads_sql
 from storage.statements.threads.checkpoints import OpenRow
-from storage.thread_ledgers.locked import check_fence
+from storage.thread_ledgers.locked import check_fence, check_unclaimed
 from storage.tiers.hot import HotRows
 from storage.tiers.segments import ColdHead, find_cold, find_cold_head, refuse_cold
 
@@ -367,6 +367,7 @@ class _Attempt:
         return (
             isinstance(save.content, FullState)
             and not save.approvals
+            and not save.between_claims
             and save.idempotency is None
             and (save.known_token is None or save.known_token == remembered.token)
             and (save.parent is None or save.parent.checkpoint_id == remembered.head_id)
@@ -541,7 +542,10 @@ class _Attempt:
             fence=save.fence,
         )
         self.access.check_keys(scope, sealer, row.keys_hash)
-        check_fence(save.fence, row.fence, claims_required=row.claims_required)
+        if save.between_claims:
+            check_unclaimed(row.live_until)
+        else:
+            check_fence(save.fence, row.fence, claims_required=row.claims_required)
         if row.tier != "hot":
             raise ThreadArchived(save.thread_id)
         if (

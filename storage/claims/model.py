@@ -59,6 +59,8 @@ class ClaimRequest:
         exclusive: Whether nobody writes to the thread without a claim from now on.
         take_over: Whether a live claim of another ends, and a thread that is stuck is handed out.
         note: What is shown to who asks about the claim, such as how far the run is; None: nothing.
+        if_fence: The fence of the claim that this one takes the place of: then it is another run's whoever asks, and is
+            refused if that claim was released or somebody else has the thread. None: whatever claim there is.
     """
 
     thread_id: str
@@ -68,6 +70,7 @@ class ClaimRequest:
     exclusive: bool = False
     take_over: bool = False
     note: str | None = None
+    if_fence: int | None = None
 
     def check(self) -> None:
         """Return if it can be asked for.

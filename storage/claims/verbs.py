@@ -33,6 +33,7 @@ from storage.errors import (
     ClaimHeld,
     ClaimLost,
     ClaimNotFound,
+    ClaimSuperseded,
     IntegrityFailure,
     StorageError,
     ThreadNotFound,
@@ -76,7 +77,10 @@ class Claims:
             FeatureOff: A process of an older build may run.
             ThreadNotFound: There is no such thread.
             ClaimHeld: Another one's claim is live, or its worker died and its time to be handed on has not come.
+            ClaimSuperseded: The claim of the fence that it names is not the thread's any more.
             ThreadStuck: One holder after the other died.
+            ClientShareRequired, ClientShareWrong, ClientShareUnexpected: The thread was made under another share. None
+                is needed where nothing is noted.
             IntegrityFailure: What is said of claims was altered outside the gateway.
         """
         request.check()
@@ -85,9 +89,11 @@ class Claims:
         async def attempt(sealer: Sealer) -> Claim | StorageError:
             async with self._access.unit_of_work.begin(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
-                without_share = request.note is None
+                without_share = request.note is None and not sealer.shared
                 ledger = await LockedLedger.lock(transaction, sealer, request.thread_id, without_share=without_share)
                 change = _Change(self._access, scope, transaction, ledger, await _own_row(transaction, ledger))
+                if request.if_fence is not None and not change.is_under(request.if_fence):
+                    return ClaimSuperseded()
                 if change.is_live and change.is_of(request):
                     return await change.renewed(request.lease_seconds, request.note, exclusive=request.exclusive)
                 refusal = None if request.take_over else change.refusal()
@@ -123,6 +129,7 @@ class Claims:
         Raises:
             ThreadNotFound: There is no such thread.
             ClaimLost: The claim is another's, or was released.
+            ClientShareRequired, ClientShareWrong, ClientShareUnexpected: As `claim`.
         """
         check_note(note)
         if lease_seconds is not None:
@@ -131,7 +138,8 @@ class Claims:
         async def attempt(sealer: Sealer) -> Claim:
             async with self._access.unit_of_work.begin(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
-                ledger = await LockedLedger.lock(transaction, sealer, thread_id, without_share=note is None)
+                without_share = note is None and not sealer.shared
+                ledger = await LockedLedger.lock(transaction, sealer, thread_id, without_share=without_share)
                 change = _Change(self._access, scope, transaction, ledger, await _own_row(transaction, ledger))
                 if change.row is None or change.row.fence != fence or not change.is_open:
                     raise ClaimLost
@@ -140,7 +148,7 @@ class Claims:
         return await self._access.with_existing_keys(scope, attempt, ThreadNotFound(), share)
 
     async def release(self, scope: Scope, thread_id: str, fence: int) -> Claim:
-        """Release a claim; one that is released stays so. No share is needed.
+        """Release a claim, whose fence admits no write from then on; one that is released stays so. No share is needed.
 
         Raises:
             ThreadNotFound: There is no such thread.
@@ -255,7 +263,7 @@ async def _own_row(transaction: Transaction, ledger: LockedLedger) -> ClaimRow |
     ledger.check("claims", [] if row is None else [("claim", row.mac)])
     if row is not None:
         row.columns.check(ledger.sealer, ledger.opened_thread.incarnation, row.mac)
-        if row.fence != ledger.thread.fence or row.required != ledger.thread.claims_required:
+        if row.thread_fence != ledger.thread.fence or row.required != ledger.thread.claims_required:
             raise IntegrityFailure("the fence of this thread was altered outside the gateway")
     elif ledger.thread.claims_required:
         raise IntegrityFailure("the fence of this thread was altered outside the gateway")
@@ -320,9 +328,13 @@ class _Change:
         until = self._ledger.thread.claimed_until
         return self.is_open and until is not None and until > self._ledger.now
 
+    def is_under(self, fence: int) -> bool:
+        """Whether there is a claim of that fence that nobody released."""
+        return self.row is not None and self.is_open and self.row.fence == fence
+
     def is_of(self, request: ClaimRequest) -> bool:
-        """Whether it is the same worker's, for the same run."""
-        named = request.run_id is not None
+        """Whether it is the same worker's, for the same run; who names the claim before is another one."""
+        named = request.run_id is not None and request.if_fence is None
         return named and self.row is not None and (self.row.holder, self.row.run_id) == (request.holder, request.run_id)
 
     def refusal(self) -> StorageError | None:
@@ -401,12 +413,13 @@ class _Change:
         return _shown(ledger, columns, until, shown)
 
     async def released(self) -> Claim:
-        """Release it, if it is not."""
+        """Release it, if it is not: the thread's fence rises, and nothing is written under the claim's any more."""
         assert self.row is not None  # noqa: S101  for the type checker: the caller looked
         columns = self.row.columns
         if columns.status != "released":
             columns = msgspec.structs.replace(columns, status="released")
             await self._write(columns, self.row.note)
+            self._ledger.set_fence(columns.thread_fence)
             await self._say(columns, None)
             await self._ledger.store(self._transaction, self._noted())
         return _shown(self._ledger, columns, None, None)
@@ -429,7 +442,7 @@ class _Change:
         await self._transaction.run(
             sql.SET_THREAD,
             thread_id=columns.thread_id,
-            fence=columns.fence,
+            fence=columns.thread_fence,
             claimed_until=claimed_until,
             claim_seconds=columns.lease_seconds,
             claims_required=columns.required,

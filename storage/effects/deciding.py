@@ -20,7 +20,7 @@ class Current(NamedTuple):
         same_intent: Whether it is what is meant now.
         own_fence: Whether it was started under the fence that the caller holds.
         lease_over: Whether whoever started it is taken for dead.
-        fence_lost: Whether it was started under a claim that is another's now.
+        fence_lost: Whether it was started under a claim that was released, or is another's now.
     """
 
     mode: Mode

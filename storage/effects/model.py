@@ -228,6 +228,7 @@ class EffectResolve:
         namespace: The namespace, as at the start.
         name: The name of the call.
         execution: The number of the execution.
+        attempt: Which attempt at it was looked at: nothing is said of a later one.
         happened: Whether it did.
         result: The result, as MessagePack, if it is known.
         by_check: Whether a program looked; else a person says so.
@@ -237,6 +238,7 @@ class EffectResolve:
     namespace: str
     name: str
     execution: int
+    attempt: int
     happened: bool
     result: bytes | None = None
     by_check: bool = False

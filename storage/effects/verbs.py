@@ -241,10 +241,10 @@ class Effects:
             case "in-progress":
                 return EffectInProgress((row.leased_until - ledger.now).total_seconds())
             case "unknown":
-                return EffectUnknown(row.execution)
+                return EffectUnknown(row.execution, row.attempt)
             case "became-unknown":
                 await self._change(starting).set(row, status="unknown", finished_at=ledger.now)
-                return EffectUnknown(row.execution)
+                return EffectUnknown(row.execution, row.attempt)
             case "replay":
                 whole = await _whole(starting.transaction, row)
                 return EffectStarted(shown(starting.sealer, whole), must_run=False)
@@ -368,8 +368,9 @@ class Effects:
                 wanted.approval_position,
                 lambda agent: action_of(wanted, starting.scope, agent),
                 starting.name_mac,
+                starting.key_id,
             )
-            await self._consuming.consume(starting.transaction, starting.ledger, consumption)
+            await self._consuming.consume(starting.scope, starting.transaction, starting.ledger, consumption)
         return wanted.approval_id, wanted.approval_position
 
     def _change(self, starting: _Starting) -> EffectChange:
@@ -382,7 +383,8 @@ class Effects:
     async def finish(self, scope: Scope, ended: EffectFinish, *, share: ClientShare | None = None) -> Effect:
         """Say what became of a call; the same again changes nothing. No fence is asked for: what happened, happened.
 
-        Whoever was taken for dead and was not may still say so, before somebody else did or began again.
+        Whoever was taken for dead and was not may still say so, before somebody else did or began again. What was said
+        to be done without its result may be said once more with it: the digest tells that it is that.
 
         Raises:
             ThreadNotFound, EffectNotFound: There is none.
@@ -411,9 +413,12 @@ class Effects:
                 )  # fmt: skip
                 if row.attempt != ended.attempt or row.resolved_by is not None:
                     raise EffectSuperseded
-                if same and open_outcome(sealer, row.columns, row.outcome) == outcome:
+                said_before = open_outcome(sealer, row.columns, row.outcome)
+                if same and said_before == outcome:
                     return shown(sealer, row)
-                if row.status not in {"started", "unknown"}:
+                is_later = row.status == ended.status == "done" and row.result_state == "missing"
+                is_its_result = is_later and state != "missing" and said_before == outcome and row.result_bytes == size
+                if row.status not in {"started", "unknown"} and not (is_its_result and ended.result_digest):
                     raise EffectSuperseded
                 if row.status == "unknown" == ended.status:
                     return shown(sealer, row)
@@ -424,6 +429,8 @@ class Effects:
                     ended.result,
                     status=ended.status,
                     finished_at=ledger.now,
+                    # Nobody is at it any more: a program that looks may believe what it sees (`resolve`).
+                    leased_until=min(row.leased_until, ledger.now),
                     result_state=state,
                     result_bytes=size,
                     artifact_id=ended.artifact_id,
@@ -453,6 +460,8 @@ class Effects:
         Raises:
             ThreadNotFound, EffectNotFound: There is none.
             EffectNotUnknown: It is known (409 `effect-not-unknown`).
+            EffectSuperseded: What was looked at is another attempt than the newest.
+            EffectInProgress: A program found nothing, and whoever started it may still be at it.
             EffectResolverStarted: The principal started it (403 `effect-own-key`).
             IntegrityFailure: What is said of effects was altered outside the gateway.
         """
@@ -463,9 +472,11 @@ class Effects:
         async def attempt(sealer: Sealer) -> Effect:
             async with self._access.unit_of_work.begin(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
-                without_share = found.result is None
+                without_share = found.result is None and not sealer.shared
                 ledger = await LockedLedger.lock(transaction, sealer, found.thread_id, without_share=without_share)
                 row = await _one(transaction, ledger, found.namespace, found.name, found.execution)
+                if row.attempt != found.attempt:
+                    raise EffectSuperseded
                 if row.status == status and row.resolved_by is not None:
                     return shown(sealer, row, name=found.name)
                 is_dead = (
@@ -477,6 +488,8 @@ class Effects:
                     raise EffectNotUnknown
                 if not found.by_check and principal == row.started_by:
                     raise EffectResolverStarted
+                if found.by_check and not found.happened and row.leased_until > ledger.now:
+                    raise EffectInProgress((row.leased_until - ledger.now).total_seconds())
                 change = EffectChange(transaction, ledger, self._noted(scope, sealer, found.thread_id))
                 changes = {"status": status, "resolved_by": resolver, "finished_at": ledger.now}
                 outcome, result = row.outcome, row.result

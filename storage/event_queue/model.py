@@ -15,6 +15,7 @@ EventType = Literal[
     "approval.decided",  # approved, rejected, answered or cancelled, as its status says
     "approval.expired",
     "approval.superseded",
+    "approval.consumed",
     "job.ended",
     "key.created",
     "key.revoked",

@@ -7,10 +7,11 @@
 
 Nothing is overwritten. Heads that wait for a person, hold pending writes or only the input of a run that no step has
 taken up are left to the conversion at load, and so are those that an agent saved less long ago than asked for, because
-it is probably at work on them. A migration tries these as its plan does, so that both name the same heads as broken.
-Threads under a client-held share cannot be opened at all. A crash repeats at most a stretch of heads, which then are
-found migrated; only numbers may count them twice. It promises no moment at which all state is at one version: agents go
-on saving.
+it is probably at work on them, and those whose thread somebody claims. A migration tries these as its plan does, so
+that both name the same heads as broken. A thread that asks for claims is migrated when nobody holds one: a job is no
+run. Threads under a client-held share cannot be opened at all. A crash repeats at most a stretch of heads, which then
+are found migrated; only numbers may count them twice. It promises no moment at which all state is at one version:
+agents go on saving.
 """
 
 import math
@@ -32,6 +33,7 @@ from storage.checkpoints.verbs import Checkpoints
 from storage.encoding import decode_json, encode_json
 from storage.errors import (
     CheckpointNotFound,
+    ClaimHeld,
     ClientShareRequired,
     HeadMoved,
     IntegrityFailure,
@@ -342,6 +344,8 @@ class Migrating:
             return "failed"
         except HeadMoved:
             return "moved"
+        except ClaimHeld:
+            return "recent"
         except ThreadArchived:
             return "archived"
         except ClientShareRequired:
@@ -446,6 +450,7 @@ def _save(shown: Checkpoint, on: Loaded, source: str) -> Save:
         state_schema=shown.state_schema,
         state_version=shown.state_version,
         delta_channels=shown.delta_channels,
+        between_claims=True,
     )
 
 

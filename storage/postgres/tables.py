@@ -309,6 +309,7 @@ _thread_table(
         unique=True,
     ),
     _index("approvals_by_age", "tenant_id approval_id"),
+    _index("approvals_pending", "tenant_id approval_id", where="status = 'pending'"),
     _index("approvals_by_expiry", "tenant_id expires_at", where="status = 'pending'"),
 )
 
@@ -768,7 +769,9 @@ _tenant_table(
     *_columns(MOMENT, "thinned_until", nullable=True),
     *_columns(MOMENT, "finished_at", default="clock_timestamp()"),
     *_columns(JSONB, "census", default="'{}'"),
+    *_columns(MOMENT, "approvals_due_at", nullable=True),
     _index("retention_rounds_by_due", "due_at"),
+    _index("retention_rounds_by_approvals", "approvals_due_at", where="approvals_due_at IS NOT NULL"),
 )
 
 

@@ -551,11 +551,15 @@ class Retaining(Rounds[Round, RetentionCensus]):
         assert due is not None  # noqa: S101  for the type checker: the caller looked
         if due.action == "archive":
             async with self._unit_of_work.snapshot(scope) as transaction:
-                if await is_busy(transaction, thread_id) or await is_asking(transaction, thread_id):
-                    raise _NotDueError
+                await _check_idle(transaction, thread_id)  # before an object is written in vain
             wanted = seen.policy.archive_storage_class
             archived = await self._acts.archives.archive(
-                scope, thread_id, actor=GATEWAY_ACTOR, storage_class=wanted, activity=seen.row.activity
+                scope,
+                thread_id,
+                actor=GATEWAY_ACTOR,
+                storage_class=wanted,
+                activity=seen.row.activity,
+                guard=lambda transaction: _check_idle(transaction, thread_id),
             )
             round_.archived += archived.created
             round_.bytes += archived.stub.hot_bytes if archived.created else 0
@@ -623,8 +627,7 @@ class Retaining(Rounds[Round, RetentionCensus]):
                 raise _NotDueError
             if again.row.activity != seen.row.activity:
                 raise _NotDueError
-            if await is_busy(transaction, thread_id) or await is_asking(transaction, thread_id):
-                raise _NotDueError
+            await _check_idle(transaction, thread_id)
             if due.action == "expire":
                 return
             detail = {"reason": due.reason, "due_since": due.at.isoformat(), "tier": again.facts.tier}
@@ -705,3 +708,13 @@ class Retaining(Rounds[Round, RetentionCensus]):
             age_seconds=total.age_seconds,
             overdue=total.overdue,
         )
+
+
+async def _check_idle(transaction: Transaction, thread_id: str) -> None:
+    """Return if nobody holds a claim of a thread, waits for an answer, or has yet to learn what an effect did.
+
+    Raises:
+        _NotDueError: Somebody does.
+    """
+    if await is_busy(transaction, thread_id) or await is_asking(transaction, thread_id):
+        raise _NotDueError

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from crypto import Sealer
-from storage.errors import ClaimLost, IntegrityFailure, ThreadClaimed, ThreadNotFound
+from storage.errors import ClaimHeld, ClaimLost, IntegrityFailure, ThreadClaimed, ThreadNotFound
 from storage.format.chain import LiveSet, ThreadSeal
 from storage.format.record import check_share, open_thread_seal
 from storage.format.thread_ledgers.seal import LedgerSeal, RowKind, ledger_token, member
@@ -31,17 +31,30 @@ def check_fence(given: int | None, current: int, *, claims_required: bool) -> No
 
     Args:
         given: The fence of the writer's claim; None: it has none.
-        current: That of the thread's newest claim.
+        current: The thread's, which is that of its newest claim until that is released.
         claims_required: Whether nobody goes on without one.
 
     Raises:
-        ClaimLost: Somebody else claimed the thread since.
+        ClaimLost: The claim was released, or somebody else has the thread since.
         ThreadClaimed: The thread asks for a claim.
     """
     if given is not None and given != current:
         raise ClaimLost
     if given is None and claims_required:
         raise ThreadClaimed
+
+
+def check_unclaimed(live_until: datetime | None) -> None:
+    """Return if nobody goes on with a thread now: for what changes it for an administrator, and not in a run.
+
+    Args:
+        live_until: When the claim of the thread is over, read under the thread's lock; None: none is live.
+
+    Raises:
+        ClaimHeld: One is.
+    """
+    if live_until is not None:
+        raise ClaimHeld(live_until, 0.0)
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from storage.access.completeness import (
     walk,
 )
 from storage.access.idempotency import claim, settle
-from storage.approvals.leaving import tell_cancelled
+from storage.approvals.leaving import tell_cancelled, waiting_in
 from storage.concurrency.turns import Pauses
 from storage.control.rows import ControlRows
 from storage.effects.copying import copy_effects
@@ -48,6 +48,7 @@ from storage.format.token import incarnation_tag, removal_mac, thread_tag
 from storage.model import Copied, Idempotency, Page, Removal, Status, Strategy, Thread
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import ClientShare, Scope, check_id
+from storage.statements.thread_ledgers.approvals import ApprovalRow
 from storage.statements.threads import tags as tags_sql
 from storage.statements.threads import threads as sql
 from storage.statements.threads.archives import DELETE_STUBS
@@ -185,10 +186,12 @@ class Threads:
         sealer = await self._access.sealer_if_any(scope)
         await self._access.emitting.ready(scope.tenant_id)
 
+        gone: list[ApprovalRow] = []
+
         async def guarded(transaction: Transaction) -> None:
             if guard is not None:
                 await guard(transaction)
-            await tell_cancelled(transaction, self._access.emitting, scope, thread_id)
+            gone[:] = await waiting_in(transaction, thread_id)
 
         async def attempt() -> Removal:
             async with self._access.unit_of_work.begin(scope) as transaction:
@@ -198,6 +201,7 @@ class Threads:
                 removal = await remove_thread(transaction, self._access.control, scope, sealer, thread_id, now, guarded)
                 if removal is not NOTHING:
                     await self._access.offload.ledger.drop(transaction, thread_id)
+                    await tell_cancelled(self._access, transaction, scope, thread_id, gone)
             if removal is NOTHING:
                 raise ThreadNotFound
             return removal

@@ -59,7 +59,7 @@ async def _claim(transaction: Transaction, ledger: LockedLedger, find: Find) -> 
         find("claim", str(error))
     except KeyDestroyed:
         find("claim", _GONE)
-    said = (0, False) if row is None else (row.fence, row.required)
+    said = (0, False) if row is None else (row.thread_fence, row.required)
     if said != (ledger.thread.fence, ledger.thread.claims_required):
         find("claim", "what the thread says of its claim is not what the claim says")
 

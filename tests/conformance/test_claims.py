@@ -2,11 +2,12 @@
 
 import asyncio
 import threading
+import time
 from uuid import uuid4
 
 import pytest
 
-from stateroom import AsyncClient, ClaimHeld, ClaimLost, ClaimNotFound, Client, ThreadClaimed
+from stateroom import AsyncClient, ClaimHeld, ClaimLost, ClaimNotFound, ClaimSuperseded, Client, ThreadClaimed
 
 
 @pytest.fixture
@@ -85,6 +86,48 @@ def test_a_claim_is_renewed_while_its_run_lives(client):
         assert thread.claim_info().status == "live"
 
 
+def test_another_run_of_the_same_thread_object_is_refused_and_the_first_stays_fenced(client):
+    thread = client.thread("t")
+    held, taken = thread.claim(exclusive=True), thread.claim(take_over=True)
+    held.begin()
+    for _ in range(2):
+        with pytest.raises(ClaimHeld), thread.claim():
+            pass
+    thread.save({"n": 1})
+    with taken:
+        assert taken.fence > held.fence
+        thread.save({"n": 2})
+    with pytest.raises(ClaimLost):
+        thread.save({"n": 3})
+    held.end()
+    assert held.is_lost
+    with pytest.raises(ThreadClaimed):
+        thread.save({"n": 3})
+    assert (thread.load().state, thread.claim_info().run_id) == ({"n": 2}, taken.info.run_id)
+    assert {each.run_id for each in thread.history()} == {None}
+
+
+@pytest.mark.parametrize("objects", [1, 2])
+def test_blocks_of_one_run_share_its_claim_and_the_last_one_releases_it(client, objects):
+    threads = [client.thread("t") for _ in range(objects)]
+    first, second = threads[0].claim(run_id="r", exclusive=True), threads[-1].claim(run_id="r")
+    first.begin()
+    second.begin()
+    assert first.fence == second.fence
+    first.end()
+    threads[-1].save({"n": 1})
+    assert threads[-1].claim_info().status == "live"
+    second.end()
+    second.end()
+    assert threads[-1].claim_info().status == "released"
+    with pytest.raises(ThreadClaimed):
+        threads[-1].save({"n": 2})
+    with first:
+        threads[0].load()
+        threads[0].save({"n": 3})
+    assert threads[0].claim_info().status == "released"
+
+
 async def test_a_run_that_is_cancelled_releases_its_claim(async_client):
     thread = async_client.thread("t")
     begun = asyncio.Event()
@@ -126,6 +169,34 @@ def test_threads_whose_run_died_are_handed_to_one_worker_and_those_that_live_are
         dead.save({"n": 7})
     assert lost.fence < dead.claim_info().fence
     assert (dead.claim_info().status, dead.load().state) == ("released", {"n": 2})
+
+
+def test_what_was_recovered_or_deleted_since_the_page_was_read_is_not_handed_out(client):
+    names = {"a", "b", "c"}
+    for name in names:
+        client.thread(name).save({"n": 1})
+        die(client.thread(name))
+    until = time.monotonic() + 60
+    while {each.thread_id for each in client.silent_threads(silent_seconds=5)} != names:
+        assert time.monotonic() < until
+        time.sleep(0.2)  # the database's clock goes on
+    dead = {each.thread_id: each.fence for each in client.silent_threads()}
+    handed = []
+    for run in client.recover(holder="w1", follow=False):
+        with run as thread:
+            handed.append(thread.thread_id)
+            deleted, again = sorted(names - {*handed}) if len(handed) == 1 else (None, None)
+            if deleted and again:
+                client.thread(deleted).delete()
+                for other in client.recover(holder="w1", follow=False):
+                    with other as found:
+                        assert found.thread_id == again
+                    with pytest.raises(ClaimSuperseded), other:
+                        pass
+    assert len(handed) == 1
+    assert client.thread(deleted).info() is None
+    with pytest.raises(ClaimSuperseded), client.thread(again).claim(if_fence=dead[again]):
+        pass
 
 
 async def test_a_run_that_fails_counts_as_dead_and_is_handed_out_again(async_client):

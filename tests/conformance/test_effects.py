@@ -133,6 +133,7 @@ def test_what_failed_for_certain_is_done_again_and_what_may_have_happened_is_not
         with pytest.raises(EffectUnknown) as unknown:
             pay("bob", 5)
         assert unknown.value.execution == 1
+        assert unknown.value.attempt == 2
     shown = thread.get_effect("pay-bob")
     assert (shown.status, shown.attempt, shown.error, len(bank.calls)) == ("unknown", 2, "Lost", 2)
 
@@ -262,6 +263,44 @@ def test_a_result_too_large_for_the_ledger_is_an_artifact_and_one_without_a_form
     with pytest.raises(ResultMissing):
         kept_odd()
     assert calls == [1, 2]
+
+
+def deep(levels: int) -> object:
+    value: object = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+class Failing:
+    """A result of which nobody can make anything plain."""
+
+    def model_dump(self) -> object:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    "result",
+    [deep(1_000), deep(50_000), {"$encoded": "x"}, 2**70, Failing()],
+    ids=["deep", "deeper", "reserved", "large number", "failing"],
+)
+def test_what_happened_is_done_whatever_it_gave(thread, result):
+    """A result that cannot be kept does not leave it open whether something was done."""
+    calls = []
+
+    def act():
+        calls.append(1)
+        return result
+
+    kept = thread.effect(name="act")(act)
+    given = kept()
+    assert given is result or given == result
+    shown = thread.get_effect("act")
+    assert shown.status == "done"
+    if shown.result_state == "missing":
+        with pytest.raises(ResultMissing):
+            kept()
+    assert len(calls) == 1
 
 
 def test_the_calls_by_themselves_keep_the_same_ledger(thread):

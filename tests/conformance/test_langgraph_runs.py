@@ -14,7 +14,18 @@ from langgraph.graph.message import add_messages
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, RetryPolicy, Send, interrupt
 
-from stateroom import ClaimHeld, ClaimLost, Client, EffectRepeats, EffectUnknown, InvalidRequest, ThreadClaimed
+from stateroom import (
+    ClaimHeld,
+    ClaimLost,
+    Client,
+    EffectRepeats,
+    EffectUnknown,
+    InvalidRequest,
+    Summary,
+    ThreadClaimed,
+)
+from stateroom._langgraph.runs import claimed as claimed_config
+from stateroom._thread_ledgers.held import Held
 from stateroom.langgraph import effect_tool, retry_on, run
 
 
@@ -107,6 +118,51 @@ async def test_a_run_that_is_taken_over_writes_nothing_more(saver, config, threa
     with pytest.raises(ClaimLost):
         await first
     assert (await graph.aget_state(config)).values == {"log": ["second"]}
+
+
+def test_a_run_within_a_run_of_its_id_leaves_the_claim_to_it(saver, config, thread):
+    seen = []
+
+    def inner(state: Log):
+        return {"log": ["inner"]}
+
+    def outer(state: Log):
+        if len(seen) < 1:
+            run(graph_of(inner, saver), holder="w1").update_state(named, {"log": ["by the inner run"]}, as_node="act")
+            seen.append(thread.claim_info().status)
+        return {"log": ["outer"]}
+
+    named = {**config, "run_id": uuid4()}
+    claimed = run(graph_of(outer, saver), holder="w1", exclusive=True)
+    claimed.invoke({"log": []}, named, durability="exit")
+    assert (seen, thread.claim_info().status) == (["live"], "released")
+
+
+def under(claim, saver, config):
+    """The config of a run that writes under a claim."""
+    held = Held()
+    held.add(claim.fence, None)
+    return claimed_config(saver.endpoint, config, held)
+
+
+def test_lists_are_compacted_under_the_claim_of_the_config(saver, config, thread):
+    graph = graph_of(lambda _: {"log": ["b"]}, saver)
+    with thread.claim(exclusive=True) as claim:
+        graph.invoke({"log": ["a"]}, under(claim, saver, config))
+        with pytest.raises(ThreadClaimed):
+            saver.compact(config, "log", keep_last=0)
+        saver.compact_if_needed(under(claim, saver, config), lambda *_: Summary(["all"], keep_last=1), every=1)
+        assert graph.get_state(config).values["log"] == ["all", "b"]
+
+
+async def test_lists_are_compacted_under_the_claim_of_the_config_on_an_event_loop(saver, config, thread):
+    graph = graph_of(lambda _: {"log": ["b"]}, saver)
+    with thread.claim(exclusive=True) as claim:
+        await graph.ainvoke({"log": ["a"]}, under(claim, saver, config))
+        with pytest.raises(ThreadClaimed):
+            await saver.acompact(config, "log", keep_last=0)
+        await saver.acompact_if_needed(under(claim, saver, config), lambda *_: Summary(["all"], keep_last=1), every=1)
+        assert (await graph.aget_state(config)).values["log"] == ["all", "b"]
 
 
 def test_a_run_that_waits_for_somebody_holds_nothing_meanwhile(saver, config, thread):

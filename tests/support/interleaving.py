@@ -134,8 +134,9 @@ def parts_of(
     clock = clock or SystemClock()
     offload = offload or Offload(unit_of_work, BlobLedger(unit_of_work), None, None, clock)
     return Parts(
-        unit_of_work, store.keys, clock, Silent(), store.control, offload, RowQuotas(unit_of_work), store.emitting
-    )
+        unit_of_work, store.keys, clock, Silent(), store.control, offload, RowQuotas(unit_of_work), store.emitting,
+        store.audit,
+    )  # fmt: skip
 
 
 class SteeredUnitOfWork(UnitOfWork):

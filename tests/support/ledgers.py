@@ -87,7 +87,7 @@ async def resolve(
     share = parts.pop("share", None)
     found = EffectResolve(
         thread_id=effect.thread_id, namespace=effect.namespace, name=effect.name, execution=effect.execution,
-        happened=happened, **parts,
+        **{"attempt": effect.attempt, "happened": happened, **parts},
     )  # fmt: skip
     return await store.effects.resolve(scope, found, principal=principal, actor=f"api-key:{principal}", share=share)
 

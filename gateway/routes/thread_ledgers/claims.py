@@ -46,7 +46,15 @@ def _out(claim: Claim) -> bodies.Claim:
     body=bodies.ClaimRequest,
     returns=bodies.Claim,
     headers=("Stateroom-Client-Share",),
-    problems=(*_CHANGING, "claim-held", "thread-stuck", "feature-off", "quota-exceeded", "limit-exceeded"),
+    problems=(
+        *_CHANGING,
+        "claim-held",
+        "claim-superseded",
+        "thread-stuck",
+        "feature-off",
+        "quota-exceeded",
+        "limit-exceeded",
+    ),
 )
 async def claim_thread(call: Call[Scope], thread_id: str) -> Answer:
     request, _, _ = await call.exchange.body(bodies.ClaimRequest)
@@ -59,6 +67,7 @@ async def claim_thread(call: Call[Scope], thread_id: str) -> Answer:
         exclusive=request.exclusive,
         take_over=request.take_over,
         note=request.note,
+        if_fence=request.if_fence,
     )
     claiming = call.store.claims.claim(call.scope, wanted, actor=call.actor, share=call.exchange.client_share())
     return call.exchange.reply(_out(await call.services.write(call.scope, name, claiming)))

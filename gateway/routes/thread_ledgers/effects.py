@@ -161,7 +161,15 @@ async def finish_effect(call: Call[Scope], thread_id: str, effect_name: str) -> 
     body=bodies.EffectResolveRequest,
     returns=bodies.Effect,
     headers=("Stateroom-Client-Share",),
-    problems=(*_CHANGING, "effect-not-found", "effect-not-unknown", "effect-own-key", "quota-exceeded"),
+    problems=(
+        *_CHANGING,
+        "effect-not-found",
+        "effect-not-unknown",
+        "effect-own-key",
+        "effect-superseded",
+        "effect-in-progress",
+        "quota-exceeded",
+    ),
 )
 async def resolve_effect(call: Call[Scope], thread_id: str, effect_name: str) -> Answer:
     request, form, _ = await call.exchange.body(bodies.EffectResolveRequest)
@@ -173,6 +181,7 @@ async def resolve_effect(call: Call[Scope], thread_id: str, effect_name: str) ->
         namespace=check_namespace(request.namespace, pointer="/namespace"),
         name=path_id(effect_name, "effect_name"),
         execution=request.execution,
+        attempt=request.attempt,
         happened=request.happened,
         result=None if result is UNSET else await _plain(call.exchange, form, result, "/result"),
         by_check=request.by_check,

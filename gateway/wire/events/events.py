@@ -19,6 +19,7 @@ EventType = Literal[
     "approval.decided",
     "approval.expired",
     "approval.superseded",
+    "approval.consumed",
     "job.ended",
     "key.created",
     "key.revoked",

@@ -16,7 +16,8 @@ class ClaimRequest(Request):
     """Claim a thread: nobody else goes on with it until the claim is released, or its lease is over.
 
     ``exclusive``: from now on nobody writes to the thread without a claim. ``take_over``: also from who holds it now,
-    whose writes are refused then.
+    whose writes are refused then. ``if_fence``: only in the place of the claim of that fence, if nobody released it and
+    nobody else has the thread; whoever recovers threads names the one that it was told of.
     """
 
     holder: Name
@@ -25,6 +26,7 @@ class ClaimRequest(Request):
     exclusive: bool = False
     take_over: bool = False
     note: Note | None = None
+    if_fence: Fence | None = None
 
 
 class ClaimRenewal(Request):

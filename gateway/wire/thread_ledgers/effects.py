@@ -75,6 +75,7 @@ class EffectResolveRequest(Request):
     """
 
     execution: _Count
+    attempt: _Count
     happened: bool
     namespace: Namespace = ""
     result: Raw | UnsetType = UNSET

@@ -46,6 +46,14 @@ class ClaimColumns(msgspec.Struct, frozen=True):
     client_share: bool
     note_member: bytes | None
 
+    @property
+    def thread_fence(self) -> int:
+        """The fence that the thread has while this is its newest claim: of a released one the next number.
+
+        Nobody is told that number, so that whatever still names the fence of the claim that ended is refused.
+        """
+        return self.fence + (self.status == "released")
+
     def proof(self, sealer: Sealer, incarnation: bytes) -> bytes:
         """The MAC of the row, in this life of its thread."""
         head = (self.thread_id, incarnation, self.fence, self.holder, self.run_id, self.lease_seconds, self.claimed_at)

@@ -63,7 +63,7 @@ class LedgerSeal(msgspec.Struct, frozen=True):
     """What is counted of a thread's ledger.
 
     Attributes:
-        fence: The number of the newest claim; 0: there was none.
+        fence: The thread's: the number of the newest claim, or the next one if that was released; 0: there was none.
         approvals: The live set of approvals, their actions and votes.
         claims: That of claims.
         effects: Those of effects, by `effect_part`.

@@ -382,6 +382,33 @@ PRESENT = Statement("SELECT statement_timestamp()", datetime)
 # Where anybody says something, or puts an item that will be over, there are rounds.
 BEGIN_ROUNDS = Statement("INSERT INTO stateroom.retention_rounds (tenant_id) VALUES (:owner) ON CONFLICT DO NOTHING")
 
+# When the next approval of a tenant is over, which is known no later than that by whoever asked last. A change that is
+# none locks nothing.
+APPROVALS_DUE = Statement("""
+UPDATE stateroom.retention_rounds SET approvals_due_at = :due_at
+WHERE tenant_id = :owner AND (approvals_due_at IS NULL OR approvals_due_at > :due_at)
+""")
+# Across tenants, by an operator's binding.
+APPROVALS_OVER = Statement(
+    """
+SELECT tenant_id FROM stateroom.retention_rounds WHERE approvals_due_at <= statement_timestamp()
+ORDER BY approvals_due_at LIMIT :limit
+""",
+    UUID,
+)
+# One process does it; if that dies, another one after so many seconds.
+TAKE_APPROVALS = Statement(
+    """
+UPDATE stateroom.retention_rounds
+SET approvals_due_at = statement_timestamp() + make_interval(secs => :lease_seconds)
+WHERE tenant_id = :tenant_id AND approvals_due_at <= statement_timestamp() RETURNING 1
+""",
+    int,
+)
+SET_APPROVALS_DUE = Statement(
+    "UPDATE stateroom.retention_rounds SET approvals_due_at = :due_at WHERE tenant_id = :tenant_id"
+)
+
 # The next round comes so many seconds from now; a round that is under way goes on.
 DELAY_ROUND = Statement("""
 UPDATE stateroom.retention_rounds SET due_at = statement_timestamp() + make_interval(secs => :seconds)

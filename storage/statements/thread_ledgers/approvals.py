@@ -95,6 +95,10 @@ def _values(row: type[msgspec.Struct]) -> str:
 
 ALL = Statement(f"SELECT {columns(ApprovalRow)} FROM stateroom.approvals WHERE {_PLACE} ORDER BY approval_id",
     ApprovalRow)  # fmt: skip
+PENDING = Statement(
+    f"SELECT {columns(ApprovalRow)} FROM stateroom.approvals WHERE {_PLACE} AND status = 'pending' ORDER BY 1",
+    ApprovalRow,
+)
 ALL_ACTIONS = Statement(
     f"SELECT {columns(ActionRow)} FROM stateroom.approval_actions WHERE {_PLACE} ORDER BY approval_id, position",
     ActionRow,
@@ -187,14 +191,22 @@ _LISTED = ", ".join(f"a.{name}" for name in ListedRow.__struct_fields__ if name 
 # As it stands now: what is over is expired, and an approval that nobody used in time has lapsed.
 _STANDS = """CASE WHEN a.status = 'pending' AND a.expires_at <= statement_timestamp() THEN 'expired'
     WHEN a.status = 'approved' AND a.valid_until <= statement_timestamp() THEN 'lapsed' ELSE a.status END"""
-LIST = Statement(
-    f"""
+_LIST = f"""
 SELECT {_LISTED}, statement_timestamp() AS now FROM stateroom.approvals a
 WHERE a.tenant_id = :tenant_id AND (:before::uuid IS NULL OR a.approval_id < :before)
   AND (:agent::text IS NULL OR a.agent = :agent) AND (:thread_id::text IS NULL OR a.thread_id = :thread_id)
-  AND (:status::text IS NULL OR {_STANDS} = :status)
-  AND (:approval_id::uuid IS NULL OR a.approval_id = :approval_id)
+  AND {{status}}
 ORDER BY a.approval_id DESC LIMIT :limit
+"""
+LIST = Statement(_LIST.format(status=f"(:status::text IS NULL OR {_STANDS} = :status)"), ListedRow)
+# What is asked for most, by the index of what waits: what has ended is never looked at.
+LIST_PENDING = Statement(
+    _LIST.format(status="a.status = 'pending' AND a.expires_at > statement_timestamp()"), ListedRow
+)
+LISTED_ONE = Statement(
+    f"""
+SELECT {_LISTED}, statement_timestamp() AS now FROM stateroom.approvals a
+WHERE a.tenant_id = :tenant_id AND a.approval_id = :approval_id
 """,
     ListedRow,
 )
@@ -242,18 +254,31 @@ ORDER BY at, principal
 
 
 class OverRow(msgspec.Struct, frozen=True):
-    """A thread with an approval whose time is over."""
+    """An approval whose time is over, and where it is."""
 
     subject_id: str
     thread_id: str
+    approval_id: UUID
+    expires_at: datetime
 
 
+# The ones that are over for longest first, behind one of them.
 OVER = Statement(
     """
-SELECT DISTINCT subject_id, thread_id FROM stateroom.approvals
-WHERE tenant_id = :tenant_id AND status = 'pending' AND expires_at <= statement_timestamp() LIMIT :limit
+SELECT subject_id, thread_id, approval_id, expires_at FROM stateroom.approvals
+WHERE tenant_id = :tenant_id AND status = 'pending' AND expires_at <= statement_timestamp()
+  AND (:after_at::timestamptz IS NULL OR (expires_at, approval_id) > (:after_at, :after_id))
+ORDER BY expires_at, approval_id LIMIT :limit
 """,
     OverRow,
+)
+# When the next one of a tenant is over.
+NEXT_OVER = Statement(
+    """
+SELECT min(expires_at) FROM stateroom.approvals
+WHERE tenant_id = :tenant_id AND status = 'pending' AND expires_at > statement_timestamp()
+""",
+    datetime,
 )
 
 

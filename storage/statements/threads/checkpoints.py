@@ -109,7 +109,7 @@ class OpenRow(msgspec.Struct, frozen=True):
     """What a save stands on: its parent, the thread, its head and what counts.
 
     ``present_ids`` are those of the pieces asked for that the thread has; the early ones are pending writes that came
-    before their checkpoint.
+    before their checkpoint. ``live_until`` is when the claim of the thread is over, if that is live.
     """
 
     parent: CheckpointRow | None
@@ -121,6 +121,7 @@ class OpenRow(msgspec.Struct, frozen=True):
     cold: bytes | None
     fence: int
     claims_required: bool
+    live_until: datetime | None
     open_approvals: int
     keys_hash: int
     head_id: str | None
@@ -159,10 +160,11 @@ WITH thread AS (
             WHEN t.searchable <@ excluded.searchable THEN t.searchable
         END
     RETURNING tenant_id, subject_id, thread_id, tier, strict, agent, activity, created_at, seal, cold, fence,
-        claims_required, open_approvals
+        claims_required, claimed_until, open_approvals
 )
 SELECT p.*, t.tier, t.strict, t.agent AS thread_agent, t.created_at AS thread_created_at, t.seal AS thread_seal, t.cold,
-    t.fence, t.claims_required, t.open_approvals,
+    t.fence, t.claims_required,
+    CASE WHEN t.claimed_until > statement_timestamp() THEN t.claimed_until END AS live_until, t.open_approvals,
     {KEYS_HASH} AS keys_hash,
     h.head_id, h.sequence, h.seal AS head_seal,
     (SELECT array_agg(present.piece_id) FROM (

@@ -13,7 +13,7 @@ class MigratingHead(Struct, frozen=True):
     Attributes:
         state_version: The version its state is at; None: of an adoption that names none.
         status: What its run came to.
-        recent: Whether an agent saved it so shortly ago that it may be at work.
+        recent: Whether an agent saved it so shortly ago that it may be at work, or holds a claim of its thread.
         written: Whether it has pending writes.
     """
 
@@ -42,7 +42,8 @@ HEADS = Statement(
 SELECT h.thread_id, h.namespace, {VERSION} AS state_version, coalesce(c.outcome, c.status) AS status, c.source, t.tier,
     t.client_share,
     coalesce(c.source, '') NOT IN ('migrate', 'rollback')
-        AND c.created_at > statement_timestamp() - make_interval(secs => :idle_seconds) AS recent,
+        AND c.created_at > statement_timestamp() - make_interval(secs => :idle_seconds)
+        OR coalesce(t.claimed_until > statement_timestamp(), false) AS recent,
     EXISTS (SELECT FROM stateroom.pending_writes w
      WHERE w.tenant_id = :tenant_id AND w.subject_id = :subject_id AND w.thread_id = h.thread_id
        AND w.namespace = h.namespace

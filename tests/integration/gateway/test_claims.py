@@ -115,6 +115,17 @@ def test_a_silent_thread_is_listed_for_its_subject_and_for_the_tenant(client, ru
     assert (found["holder"], found["stuck"]) == ("w1", False)
 
 
+def test_a_claim_in_the_place_of_another_is_refused_when_that_is_over(client):
+    save(client, 1)
+    assert refused(claim(client, if_fence=0), 422, "invalid-request")
+    assert refused(claim(client, if_fence=7), 409, "claim-superseded")
+    mine = claim(client).json()["fence"]
+    assert refused(claim(client, "w2", if_fence=mine), 409, "claim-held")
+    theirs = claim(client, "w2", if_fence=mine, take_over=True)
+    assert theirs.json()["holder"] == "w2"
+    assert refused(claim(client, "w3", if_fence=mine, take_over=True), 409, "claim-superseded")
+
+
 def poll(is_so, seconds=30):
     until = time.monotonic() + seconds
     while not is_so():

@@ -4,10 +4,12 @@ import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import asyncpg
 import msgspec
 import pytest
 
 from storage.approvals.consuming import Consumption
+from storage.approvals.expiring import Expiring
 from storage.approvals.model import ApprovalPolicy, ApprovalQuery, Decision, Verdict, Voter
 from storage.control.features import DECISIONS
 from storage.encoding import encode_msgpack
@@ -30,8 +32,11 @@ from storage.errors import (
 )
 from storage.format.thread_ledgers.actions import canonical
 from storage.model import Asker, NewAction, NewApproval
+from storage.postgres.statement import Statement
+from storage.postgres.tables import metadata
 from storage.scope import ClientShare, OperatorScope, Scope, TenantListing, TenantScope
-from storage.statements.rules.retention import TENANTS_DUE
+from storage.statements.rules.retention import SET_APPROVALS_DUE, TENANTS_DUE
+from storage.statements.thread_ledgers.approvals import LIST_PENDING
 from storage.thread_ledgers.locked import LockedLedger
 from tests.support.archive_rows import opened
 from tests.support.features import switch_on
@@ -90,7 +95,7 @@ def act(scope, approval, args=PAY, position=0, thread_id="t1"):
             "subject": scope.subject_id,
         })  # fmt: skip
 
-    return Consumption(approval.approval_id, position, form_for, b"name" * 4)
+    return Consumption(approval.approval_id, position, form_for, b"name" * 4, "key-agent")
 
 
 async def consume(store, scope, wanted, thread_id="t1"):
@@ -100,7 +105,7 @@ async def consume(store, scope, wanted, thread_id="t1"):
     async def attempt(sealer):
         async with store.unit_of_work.begin(scope) as transaction:
             ledger = await LockedLedger.lock(transaction, sealer, thread_id)
-            await store.consuming.consume(transaction, ledger, wanted)
+            await store.consuming.consume(scope, transaction, ledger, wanted)
             await ledger.store(transaction, lambda _: None)
 
     await store.checkpoints._access.with_existing_keys(scope, attempt, ApprovalNotFound())
@@ -241,7 +246,7 @@ async def test_a_decision_is_made_once_and_repeated_without_effect(store, scope)
         await store.approvals.decide(scope, said, BOB)
     assert (refused.value.status, refused.value.decided_by) == ("approved", "ada")
     records = await audited(store, scope, f"approval:{approval.approval_id}")
-    assert records == ["approval.opened", "approval.decided"]
+    assert records == ["approval.created", "approval.opened", "approval.decided"]
 
 
 async def test_a_whole_tenants_key_finds_and_decides(store, scope):
@@ -594,7 +599,7 @@ async def test_the_round_stores_what_is_over_once(store, scope):
     found = await store.approvals.get(scope, one.approval_id)
     assert (found.status, found.revision) == ("expired", one.revision + 2)
     assert (await store.approvals.get(scope, two.approval_id)).status == "pending"
-    assert await audited(store, scope, f"approval:{one.approval_id}") == ["approval.expired"]
+    assert await audited(store, scope, f"approval:{one.approval_id}") == ["approval.created", "approval.expired"]
 
 
 async def test_a_tenant_that_asks_has_rounds_which_store_what_is_over(store, scope):
@@ -602,7 +607,7 @@ async def test_a_tenant_that_asks_has_rounds_which_store_what_is_over(store, sco
     await shortened(store, scope, one, -1.0)
     assert scope.tenant_id in await due_for_a_round(store)
     assert (await store.retaining.tenant(scope.tenant_id, now=True)).tenants == 1
-    assert await audited(store, scope, f"approval:{one.approval_id}") == ["approval.expired"]
+    assert await audited(store, scope, f"approval:{one.approval_id}") == ["approval.created", "approval.expired"]
 
 
 async def due_for_a_round(store):
@@ -697,6 +702,107 @@ async def test_an_event_tells_of_each_change_by_clear_columns_alone(store, scope
         str(three.approval_id): [created, ("approval.superseded", "superseded")],
         str(four.approval_id): [created, ("approval.decided", "cancelled")],
     }
+
+
+async def test_each_change_is_on_record(store, scope):
+    (gone,) = await ask(store, scope, question(), thread_id="gone")
+    await store.threads.delete(scope, "gone")
+    (used,) = await ask(store, scope, question("used"))
+    await decide(store, scope, used, "approve")
+    await consume(store, scope, act(scope, used))
+    (over,) = await ask(store, scope, question("over"))
+    await shortened(store, scope, over, -1.0)
+    (late,) = await ask(store, scope, question("late"))
+    await decide(store, scope, late, "approve")
+    await shortened(store, scope, late, -1.0, "valid_until")
+    (taken,) = await ask(store, scope, question("taken"))
+    await store.approvals.cancel(scope, taken.approval_id, ADA)
+    (other,) = await ask(store, scope, question("other"))
+    await save(store, scope, "t1", content=state(x=[9]))
+    for approval, end in {
+        gone: ["cancelled"], used: ["decided", "consumed"], over: ["expired"], late: ["decided", "lapsed"],
+        taken: ["cancelled"], other: ["superseded"],
+    }.items():  # fmt: skip
+        told = await audited(store, scope, f"approval:{approval.approval_id}")
+        told = [each for each in told if each != "approval.opened"]
+        assert told == [f"approval.{each}" for each in ("created", *end)]
+
+
+async def test_what_is_over_is_stored_soon_and_a_look_costs_nothing_where_nothing_is(store, scope):
+    """When the next one is over is known of the tenant, so that nobody looks through approvals."""
+    one, two = await ask(store, scope, question("one"), question("two", action(args={"n": 2})))
+    assert await due_at(store, scope) == min(one.expires_at, two.expires_at)
+    assert await store.approvals_expiring.run_once() == 0
+    await shortened(store, scope, one, -1.0)
+    await due_now(store, scope)
+    assert await store.approvals_expiring.run_once() == 1
+    assert await due_at(store, scope) == two.expires_at
+    assert await store.approvals_expiring.run_once() == 0
+
+
+async def test_of_more_than_a_look_stores_the_oldest_come_first_and_the_rest_at_once(store, scope):
+    looking, asked = Expiring(store.checkpoints._access, page_rows=2, pages_max=1), []
+    for number in range(5):
+        (approval,) = await ask(store, scope, question(), thread_id=f"t-{number}")
+        await shortened(store, scope, approval, number - 100.0)
+        asked.append(approval)
+    await due_now(store, scope)
+    ended = []
+    for _ in range(3):
+        await looking.run_once()
+        ended.append([
+            number for number, each in enumerate(asked)
+            if "approval.expired" in await audited(store, scope, f"approval:{each.approval_id}")
+        ])  # fmt: skip
+    assert ended == [[0, 1], [0, 1, 2, 3], [0, 1, 2, 3, 4]]
+    assert await due_at(store, scope) is None
+
+
+async def test_what_waits_is_found_among_what_has_ended(store, scope, database):
+    (approval,) = await ask(store, scope, question())
+    admin = await asyncpg.connect(database.dsn(database.superuser_url))
+    try:
+        own = {"approval_id", "status"}
+        columns = [each.name for each in metadata.tables["stateroom.approvals"].columns if each.name not in own]
+        await admin.execute(
+            f"INSERT INTO stateroom.approvals (approval_id, status, {', '.join(columns)})"  # noqa: S608
+            f" SELECT uuidv7(interval '-1 day'), 'rejected', {', '.join(columns)} FROM stateroom.approvals,"
+            " generate_series(1, 20000) WHERE approval_id = $1", approval.approval_id,
+        )  # fmt: skip
+        await admin.execute("ANALYZE stateroom.approvals")
+        async with store.unit_of_work.snapshot(TenantListing(scope.tenant_id)) as transaction:
+            values = {"before": None, "agent": None, "thread_id": None, "limit": 101}
+            arguments = LIST_PENDING.arguments(transaction._bound, values)
+            told = await transaction._connection.fetchval(
+                f"EXPLAIN (ANALYZE, FORMAT JSON) {LIST_PENDING.text}", *arguments
+            )
+        assert rows_looked_at(told[0]["Plan"]) == 1
+    finally:
+        await admin.execute(
+            "DELETE FROM stateroom.approvals WHERE subject_id = $1 AND status = 'rejected'", scope.subject_id
+        )
+        await admin.close()
+
+
+def rows_looked_at(plan):
+    left_out = plan.get("Rows Removed by Filter", 0) + plan.get("Rows Removed by Index Recheck", 0)
+    own = (plan["Actual Rows"] + left_out) * plan["Actual Loops"] if "Relation Name" in plan else 0
+    return own + sum(map(rows_looked_at, plan.get("Plans", ())))
+
+
+async def due_at(store, scope):
+    """When the next approval of the tenant is over, as it is known."""
+    statement = Statement(
+        "SELECT approvals_due_at FROM stateroom.retention_rounds WHERE tenant_id = :tenant_id", datetime
+    )
+    async with store.unit_of_work.snapshot(TenantScope(scope.tenant_id)) as transaction:
+        return await transaction.fetch_one(statement)
+
+
+async def due_now(store, scope):
+    """As if the time had come."""
+    async with store.unit_of_work.begin(TenantScope(scope.tenant_id)) as transaction:
+        await transaction.run(SET_APPROVALS_DUE, due_at=OLD)
 
 
 async def test_a_flood_of_decisions_settles_one(store, scope):

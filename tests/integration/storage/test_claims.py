@@ -12,8 +12,11 @@ from storage.errors import (
     ClaimHeld,
     ClaimLost,
     ClaimNotFound,
+    ClaimSuperseded,
     ClientShareRequired,
+    ClientShareUnexpected,
     ClientShareWrong,
+    EffectUnknown,
     FeatureOff,
     InvalidState,
     LimitExceeded,
@@ -25,7 +28,7 @@ from storage.model import Save, TaskWrites
 from storage.scope import ClientShare, Scope, TenantListing
 from tests.support.archive_rows import opened
 from tests.support.features import switch_on
-from tests.support.ledgers import SHARE, claim, claim_over, rows
+from tests.support.ledgers import SHARE, claim, claim_over, rows, start
 from tests.support.states import put, save, state, write
 
 
@@ -106,6 +109,39 @@ async def test_who_lost_its_claim_writes_nothing_and_who_has_one_renews_it_by_wr
     await store.checkpoints.put_writes(scope, _writes(saved.checkpoint_id, second.fence))
 
 
+async def test_a_claim_that_was_released_admits_no_write_any_more(store, scope):
+    """Neither by the way that reads, nor by the one that stands on what is remembered."""
+    saved = await save(store, scope)
+    first = await claim(store, scope, note="a", exclusive=True)
+    await save(store, scope, fence=first.fence)
+    for _ in range(2):
+        released = await store.claims.release(scope, "t1", first.fence)
+        assert (released.fence, released.status, released.note) == (first.fence, "released", None)
+        for refused in (
+            save(store, scope, fence=first.fence),
+            store.checkpoints.put_writes(scope, _writes(saved.checkpoint_id, first.fence)),
+            start(store, scope, fence=first.fence),
+        ):
+            with pytest.raises(ClaimLost):
+                await refused
+    shown = await store.claims.get(scope, "t1")
+    assert (shown.fence, shown.status, shown.note) == (first.fence, "released", "a")
+    await store.claims.set_required(scope, "t1", required=False, actor="api-key:person")
+    with pytest.raises(ClaimLost):
+        await save(store, scope, fence=first.fence)
+    await save(store, scope)
+    assert (await claim(store, scope)).fence > first.fence + 1
+
+
+async def test_a_run_that_ended_left_its_effect_open_and_nobody_waits_for_its_lease(store, scope):
+    await save(store, scope)
+    held = await claim(store, scope)
+    await start(store, scope, fence=held.fence, mode="once")
+    await store.claims.release(scope, "t1", held.fence)
+    with pytest.raises(EffectUnknown):
+        await start(store, scope, mode="once")
+
+
 def _writes(checkpoint_id, fence):
     return TaskWrites("t1", "", checkpoint_id, "task", "", [write(0, "note", 1)], fence=fence)
 
@@ -128,6 +164,31 @@ async def test_an_exclusive_claim_keeps_everybody_else_out_until_that_is_lifted(
     await store.claims.set_required(scope, "t1", required=True, actor="api-key:person")
     with pytest.raises(ThreadClaimed):
         await save(store, scope)
+
+
+async def test_who_names_the_claim_before_takes_its_place_once_and_is_never_the_same_run(store, scope, admin):
+    """Two loops of one worker name the same holder, and the run that they recover."""
+    await save(store, scope)
+    dead = await claim(store, scope, run_id="run-1", lease_seconds=10)
+    with pytest.raises(ClaimHeld):
+        await claim(store, scope, run_id="run-1", if_fence=dead.fence)
+    await claim_over(admin, scope, 100)
+    with pytest.raises(ClaimSuperseded):
+        await claim(store, scope, run_id="run-1", if_fence=dead.fence + 1)
+    recovered = await claim(store, scope, run_id="run-1", if_fence=dead.fence)
+    assert (recovered.takeovers, recovered.status) == (1, "live")
+    assert recovered.fence > dead.fence
+    for take_over in (False, True):
+        with pytest.raises(ClaimSuperseded):
+            await claim(store, scope, run_id="run-1", if_fence=dead.fence, take_over=take_over)
+    assert (await claim(store, scope, run_id="run-1")).fence == recovered.fence
+    await store.claims.release(scope, "t1", recovered.fence)
+    for fence in (dead.fence, recovered.fence, recovered.fence + 1):
+        with pytest.raises(ClaimSuperseded):
+            await claim(store, scope, run_id="run-1", if_fence=fence)
+    await save(store, scope, "never")
+    with pytest.raises(ClaimSuperseded):
+        await claim(store, scope, thread_id="never", if_fence=dead.fence)
 
 
 async def test_without_a_run_nobody_is_taken_for_the_same(store, scope):
@@ -252,11 +313,17 @@ async def test_of_many_that_claim_at_once_one_gets_the_thread(store, scope, admi
 
 async def test_under_a_share_the_note_opens_with_it_only_and_a_claim_needs_none(store, scope, admin):
     await store.checkpoints.save(scope, Save(thread_id="t1", content=state(note="x")), share=SHARE)
-    held = await claim(store, scope, note="a secret plan", share=SHARE)
+    held = await claim(store, scope, run_id="run-1", note="a secret plan", share=SHARE)
     assert (await store.claims.get(scope, "t1", share=SHARE)).note == "a secret plan"
     assert (await store.claims.get(scope, "t1")).note is None
     with pytest.raises(ClientShareWrong):
         await store.claims.get(scope, "t1", share=ClientShare(b"t" * 32))
+    wrong = ClientShare(b"t" * 32)
+    for note in (None, "b"):
+        with pytest.raises(ClientShareWrong):
+            await store.claims.renew(scope, "t1", held.fence, note=note, share=wrong)
+    with pytest.raises(ClientShareWrong):
+        await claim(store, scope, run_id="run-1", share=wrong)
     with pytest.raises(ClientShareRequired):
         await store.claims.renew(scope, "t1", held.fence, note="b")
     assert (await store.claims.renew(scope, "t1", held.fence)).note is None
@@ -265,6 +332,9 @@ async def test_under_a_share_the_note_opens_with_it_only_and_a_claim_needs_none(
     assert b"secret" not in row["note"]
     await store.claims.release(scope, "t1", held.fence)
     assert (await claim(store, scope, "two")).note is None
+    await save(store, scope, "without")
+    with pytest.raises(ClientShareUnexpected):
+        await claim(store, scope, thread_id="without", share=SHARE)
 
 
 async def test_a_thread_made_again_has_a_greater_fence(store, scope):

@@ -300,6 +300,62 @@ async def test_somebody_else_says_whether_it_happened_and_it_runs_only_if_not(st
     ]  # fmt: skip
 
 
+async def test_what_was_found_out_of_one_attempt_is_not_said_of_the_next(store, scope):
+    await save(store, scope)
+    looked_at = (await start(store, scope)).effect
+    await finish(store, scope, looked_at, "unknown")
+    await resolve(store, scope, looked_at, happened=False)
+    again = (await start(store, scope)).effect
+    for happened in (False, True):
+        with pytest.raises(EffectSuperseded):
+            await resolve(store, scope, looked_at, happened=happened)
+    await finish(store, scope, again, "unknown")
+    with pytest.raises(EffectSuperseded):
+        await resolve(store, scope, looked_at, happened=False, by_check=True)
+    assert (await resolve(store, scope, again, happened=False)).status == "voided"
+
+
+async def test_a_program_that_sees_nothing_is_not_believed_while_whoever_began_may_be_at_it(store, scope, admin):
+    """Its claim was taken over, and its call is on its way: what is not there yet may come."""
+    await save(store, scope)
+    held = await claim(store, scope)
+    effect = (await start(store, scope, fence=held.fence, lease_seconds=300)).effect
+    taken = await claim(store, scope, "two", take_over=True)
+    with pytest.raises(EffectUnknown) as unknown:
+        await start(store, scope, fence=taken.fence)
+    assert (unknown.value.execution, unknown.value.attempt) == (1, 1)
+    with pytest.raises(EffectInProgress) as wait:
+        await resolve(store, scope, effect, happened=False, by_check=True)
+    assert 0 < wait.value.retry_after_seconds <= 300
+    with pytest.raises(EffectUnknown):
+        await start(store, scope, fence=taken.fence)
+    await effect_over(store, scope)
+    assert (await resolve(store, scope, effect, happened=False, by_check=True)).status == "voided"
+
+
+async def test_a_program_is_believed_at_once_when_whoever_began_said_that_it_does_not_know(store, scope):
+    await save(store, scope)
+    effect = (await start(store, scope, lease_seconds=300)).effect
+    await finish(store, scope, effect, "unknown", error="Timeout")
+    assert (await resolve(store, scope, effect, happened=False, by_check=True)).status == "voided"
+
+
+async def test_a_result_comes_after_its_effect_and_nothing_else_does(store, scope):
+    await save(store, scope)
+    effect = (await start(store, scope)).effect
+    kept = {"result_digest": b"d" * 32, "result_bytes": 9}
+    await finish(store, scope, effect, **kept)
+    artifact_id = uuid4()
+    for wrong in ({**kept, "result_digest": b"e" * 32}, {**kept, "result_bytes": 8}, {"result_bytes": 9}):
+        with pytest.raises(EffectSuperseded):
+            await finish(store, scope, effect, artifact_id=artifact_id, **wrong)
+    for _ in range(2):
+        found = await finish(store, scope, effect, artifact_id=artifact_id, **kept)
+        assert (found.result_state, found.artifact_id) == ("artifact", artifact_id)
+    with pytest.raises(EffectSuperseded):
+        await finish(store, scope, effect, artifact_id=uuid4(), **kept)
+
+
 async def test_effects_are_listed_in_order_by_pages_without_what_is_large(store, scope, line):
     for number in range(5):
         started = await start(store, scope, f"n-{number}", args=number, checkpoint_id=line[number % 2])

@@ -4,6 +4,7 @@ import asyncio
 from copy import copy
 
 import msgpack
+import msgspec
 import pytest
 
 from crypto import KeyDestroyed, peek_header
@@ -17,8 +18,9 @@ from storage.errors import (
     EffectUnknown,
     FeatureOff,
     LegalHold,
+    ThreadClaimed,
 )
-from storage.migration.jobs import STATE_MIGRATE_KIND
+from storage.migration.jobs import STATE_MIGRATE_KIND, STATE_PLAN_KIND, STATE_ROLLBACK_KIND, read_position
 from storage.model import Compaction, Save
 from storage.retention.planner import Policy
 from storage.schemas.registry import Definition
@@ -28,7 +30,7 @@ from storage.thread_ledgers.resealing import BATCH_ROWS
 from storage.threads.thinning import ThinningRule
 from tests.support.archive_rows import fill, fsck, opened
 from tests.support.features import switch_on
-from tests.support.ledgers import ACTOR, SHARE, TABLES, claim, finish, resolve, rows, start
+from tests.support.ledgers import ACTOR, SHARE, TABLES, claim, claim_over, finish, resolve, rows, start
 from tests.support.states import put, save, state, write
 from tests.support.transfers import deployment, exported, exported_tenant, imported
 
@@ -165,23 +167,87 @@ async def test_a_verb_leaves_ledgers_as_they_are(store, scope, admin, verb):
     await clean(store, scope)
 
 
-async def test_a_migration_of_state_leaves_ledgers_as_they_are(store, scope, admin):
+async def travels(store, scope, *thread_ids):
+    """Threads whose state is at the version before the newest."""
     tenant = TenantScope(scope.tenant_id)
     rename = {"op": "rename", "from": "/before", "to": "/after"}
     await store.state_schemas.put(tenant, "travel", 1, Definition())
-    await store.state_schemas.put(tenant, "travel", 2, Definition(up=[rename]))
-    saved = Save(thread_id="t1", content=state(before=1), state_schema="travel", state_version=1)
-    await store.states.save(scope, saved)
-    await ledger(store, scope)
-    before = await kept(admin, scope)
-    job_id = await store.migrating.begin(
-        tenant, STATE_MIGRATE_KIND, "travel", "tester", idle_seconds=0, heads_per_second=1000
-    )
+    down = {"op": "rename", "from": "/after", "to": "/before"}
+    await store.state_schemas.put(tenant, "travel", 2, Definition(up=[rename], down=[down]))
+    for thread_id in thread_ids:
+        saved = Save(thread_id=thread_id, content=state(before=1), state_schema="travel", state_version=1)
+        await store.states.save(scope, saved)
+
+
+async def migrated(store, scope, kind):
+    """Do a job on the state of a tenant to its end; returns what it found and did."""
+    tenant = TenantScope(scope.tenant_id)
+    job_id = await store.migrating.begin(tenant, kind, "travel", "tester", idle_seconds=0, heads_per_second=1000)
     await worked(store, scope, job_id)
-    assert await store.migrating.heads_by_version(tenant, "travel") == {2: 1}
+    job = next(each for each in await store.migrating.jobs(tenant, "travel") if each.job_id == job_id)
+    assert job.state == "done"
+    found = msgspec.to_builtins(read_position(job.position)[1])
+    return {name: count for name, count in found.items() if isinstance(count, int) and count}
+
+
+async def test_a_migration_of_state_leaves_ledgers_as_they_are(store, scope, admin):
+    await travels(store, scope, "t1")
+    await ledger(store, scope)
+    await claim_over(admin, scope)
+    before = await kept(admin, scope)
+    assert await migrated(store, scope, STATE_MIGRATE_KIND) == {"heads": 1, "changed": 1}
+    assert (await store.claims.get(scope, "t1")).status == "expired"
     assert await kept(admin, scope) == before
     assert not (await start(store, scope, "done", args="done")).must_run
     await clean(store, scope)
+
+
+CLAIMED = ["live", "live-exclusive", "silent-exclusive", "released-exclusive"]
+
+
+async def claims_of_each_kind(store, scope, admin):
+    """One thread for each of ``CLAIMED``, with its claim."""
+    held = {}
+    for name in CLAIMED:
+        lease = {"lease_seconds": 300} if name.startswith("live") else {}
+        held[name] = await claim(store, scope, thread_id=name, exclusive=name.endswith("exclusive"), **lease)
+    await claim_over(admin, scope, thread_id="silent-exclusive")
+    await store.claims.release(scope, "released-exclusive", held["released-exclusive"].fence)
+    return held
+
+
+async def test_jobs_on_state_pass_over_threads_that_somebody_claims_and_over_no_other_that_asks_for_claims(
+    store, scope, admin
+):
+    await travels(store, scope, *CLAIMED)
+    held = await claims_of_each_kind(store, scope, admin)
+    assert await migrated(store, scope, STATE_PLAN_KIND) == {"heads": 4, "changed": 2, "recent": 2}
+    assert await migrated(store, scope, STATE_MIGRATE_KIND) == {"heads": 4, "changed": 2, "recent": 2}
+    for name in CLAIMED:
+        shown = await store.claims.get(scope, name)
+        assert shown.status == {"silent": "expired"}.get(name.partition("-")[0], name.partition("-")[0])
+        if name.startswith("live"):
+            await store.claims.release(scope, name, held[name].fence)
+    assert await migrated(store, scope, STATE_MIGRATE_KIND) == {"heads": 4, "changed": 2, "current": 2}
+    await claim(store, scope, thread_id="live", lease_seconds=300)
+    assert await migrated(store, scope, STATE_ROLLBACK_KIND) == {"heads": 4, "changed": 3, "recent": 1}
+    with pytest.raises(ThreadClaimed):
+        await save(store, scope, "live-exclusive")
+
+
+async def test_a_claim_that_comes_between_read_and_save_keeps_a_job_on_state_off(store, scope, admin, monkeypatch):
+    await travels(store, scope, "t1")
+    adopted, claims = store.states.adopted, []
+
+    async def claimed_then(*of):
+        if not claims:
+            claims.append(await claim(store, scope))
+        return await adopted(*of)
+
+    monkeypatch.setattr(store.states, "adopted", claimed_then)
+    assert await migrated(store, scope, STATE_MIGRATE_KIND) == {"heads": 1, "recent": 1}
+    assert await store.migrating.heads_by_version(TenantScope(scope.tenant_id), "travel") == {1: 1}
+    await save(store, scope, fence=claims[0].fence)
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------

@@ -657,6 +657,32 @@ async def test_no_round_takes_a_thread_that_somebody_claims_or_that_has_an_effec
     assert {after[each] for each in busy - {"started"}} == {"hot"}
 
 
+@pytest.mark.parametrize("parts_first", [False, True])
+@pytest.mark.parametrize("meanwhile", ["claimed", "started"])
+async def test_who_claims_a_thread_or_starts_an_effect_while_it_is_about_to_be_archived_keeps_it(
+    store, scope, tenant, clock, meanwhile, parts_first
+):
+    for feature in (DECISIONS, SEGMENTS):
+        await switch_on(store, feature)
+    for number in range(3):
+        await save(store, scope, "t1", content=state(n=number))
+    await store.retention_policies.put(tenant, None, Policy(on_expiry="archive", idle_ttl_seconds=DAY))
+    await clock.go_on(2 * DAY)
+    archive = store.archives.archive
+    if parts_first:
+        store.archives._unsegmented_bytes_max = 1
+
+    async def late(*args, **options):
+        await (claim(store, scope, lease_seconds=300) if meanwhile == "claimed" else start(store, scope))
+        return await archive(*args, **options)
+
+    store.archives.archive = late
+    assert await perform(store, clock, tenant) == {"threads": 1}
+    assert await tiers(store, scope) == {"t1": "hot"}
+    assert (await store.archives.status(scope, "t1")).segments is None
+    assert (await fsck(store, scope)).faults == {}
+
+
 @LEVELS
 async def test_a_tenant_is_not_shredded_while_anything_of_it_is_held(store, scope, tenant, clock, level):
     await admin_tenant(store, tenant, clock)

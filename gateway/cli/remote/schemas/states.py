@@ -202,7 +202,11 @@ def _nothing_changed(verb: str, schema: str, report: "Mapping[str, Any]") -> Non
             f"nothing was migrated: no state is saved under {schema!r}", hint=f"See: stateroom state status {schema}"
         )
     left = ", ".join(f"{report[name]:,} {name}" for name in _MEANINGS if report[name])
-    recent = "For heads that are in use just now: --idle-seconds 0" if report["recent"] else ""
+    recent = (
+        "For heads that were saved just now: --idle-seconds 0; where somebody claims the thread, begin again later"
+        if report["recent"]
+        else ""
+    )
     raise Failure(f"nothing was {'migrated' if verb == 'migrate' else 'rolled back'}: {left}", hint=recent)
 
 

@@ -119,7 +119,7 @@ def effects_resolve(
         except ValueError:
             raise click.UsageError("--result is no JSON.") from None
     shown = effect.show(remote)
-    body["execution"] = shown["execution"]
+    body |= {"execution": shown["execution"], "attempt": shown["attempt"]}
     said = "happened" if happened else "did not happen, so that it may be done again"
     question = f"Say that {render.safe(shown['tool'])}, execution {shown['execution']}, {said}?"
     confirm(question, assume_yes)

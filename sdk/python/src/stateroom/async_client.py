@@ -592,6 +592,7 @@ class AsyncClient:
             claim = thread.claim(
                 holder=options.get("holder"),
                 run_id=silent.run_id,
+                if_fence=silent.fence,
                 lease_seconds=options.get("lease_seconds", CLAIM_LEASE_SECONDS),
                 run_seconds_max=options.get("run_seconds_max", RUN_SECONDS_MAX),
             )

@@ -48,6 +48,7 @@ class Problem(msgspec.Struct, omit_defaults=True):
     claimed_until: datetime | None = None
     effect_name: str | None = None
     execution: int | None = None
+    attempt: int | None = None
 
 
 class ErrorMembers(TypedDict, total=False):
@@ -68,6 +69,7 @@ class ErrorMembers(TypedDict, total=False):
     claimed_until: datetime | None
     effect_name: str | None
     execution: int | None
+    attempt: int | None
 
 
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -94,6 +96,7 @@ class StateroomError(Exception):
         claimed_until: Of a thread that another run holds, when its claim is over unless it is renewed.
         effect_name: The name of the effect that did the same before; ``None``: it was of a thread that was deleted.
         execution: The number of that effect's execution, or of the one of unknown outcome.
+        attempt: Which attempt at that execution it is of which nobody knows.
     """
 
     default_code = "stateroom-error"
@@ -113,6 +116,7 @@ class StateroomError(Exception):
     claimed_until: datetime | None = None
     effect_name: str | None = None
     execution: int | None = None
+    attempt: int | None = None
 
     def __init_subclass__(cls) -> None:
         """Take the code of a class from its name: ``HeadMoved`` is what the gateway calls ``head-moved``."""
@@ -266,7 +270,7 @@ class HeadMoved(Conflict):
 
 
 class ClaimLost(Conflict):
-    """Another run went on with the thread since: stop this one, or claim the thread again and load it."""
+    """The claim is over, or another run has the thread: stop this one, or claim the thread again and load it."""
 
 
 class ThreadClaimed(Conflict):
@@ -279,6 +283,10 @@ class ClaimNotFound(NotFound):
 
 class ClaimHeld(Conflict):
     """Another run goes on with the thread, until ``claimed_until`` unless it renews its claim."""
+
+
+class ClaimSuperseded(Conflict):
+    """The claim that this one was to take the place of was released, or another run has the thread."""
 
 
 class ThreadStuck(Conflict):
@@ -294,7 +302,7 @@ class EffectInProgress(Conflict):
 
 
 class EffectUnknown(Conflict):
-    """It may have happened or not: ``execution`` is to be resolved. It is not done again before that."""
+    """It may have happened or not; not done again before ``execution`` and ``attempt`` are resolved."""
 
 
 class EffectRepeats(Conflict):
@@ -599,4 +607,5 @@ def error_from_problem(problem: Problem, status: int) -> StateroomError:
         claimed_until=problem.claimed_until,
         effect_name=problem.effect_name,
         execution=problem.execution,
+        attempt=problem.attempt,
     )

@@ -5,7 +5,6 @@ It owns everything that happens at the same time. It decides nothing about calls
 """
 
 import asyncio
-import contextlib
 import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -111,10 +110,15 @@ class AsyncBeat:
                 return
 
     async def end(self) -> None:
-        """Stop doing it."""
+        """Stop doing it, and wait until what is being done now has ended.
+
+        Raises:
+            CancelledError: The task that waits was cancelled meanwhile; it is stopped all the same.
+        """
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await asyncio.wait([self._task])
+        if not self._task.cancelled():
+            self._task.exception()  # seen: who ends it has other things to say
 
 
 class AsyncInFlight:

@@ -2,22 +2,26 @@
 
 This module owns the life of a claim: made, renewed in the background, released. It promises that nothing is written
 under it by this object's thread once another one claimed it: the gateway refuses such writes, and ``ClaimLost`` is
-raised to who wrote, or at the end of the block.
+raised to who wrote, or at the end of the block. Blocks of one run share its claim, which the last one to end releases.
 """
 
+import contextlib
+import logging
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Final, Protocol, Self, TypeVar
 
 from stateroom._io.on_loop import AsyncBeat, shielded
 from stateroom._protocol import calls
 from stateroom._protocol.core import Pinned, Steps
 from stateroom._protocol.wire import ThreadSettings
 from stateroom._thread_ledgers import requests
-from stateroom._thread_ledgers.held import Held
+from stateroom._thread_ledgers.held import ClaimKey, Held, join, leave
 from stateroom._thread_ledgers.shapes import ClaimInfo, ClaimRequest
 from stateroom.errors import ClaimLost, InvalidRequest, StateroomError, ThreadNotFound
 
 R = TypeVar("R")
+
+_LOGGER: Final = logging.getLogger("stateroom")
 
 RUN_SECONDS_MAX = 3600.0
 RELEASE_SECONDS = 5.0
@@ -62,6 +66,7 @@ class AsyncClaim:
         self._client, self._pinned, self._wanted, self._held = client, pinned, wanted, held
         self._run_seconds_max = run_seconds_max
         self._info: ClaimInfo | None = None
+        self._key: ClaimKey | None = None
         self._beat: AsyncBeat | None = None
         self._is_lost = False
 
@@ -114,19 +119,23 @@ class AsyncClaim:
 
         Raises:
             ClaimHeld: Another run holds the thread.
+            ClaimSuperseded: The claim that ``if_fence`` names is over.
             ThreadStuck: One run after the other died with it.
             Conflict: An older gateway may still run (``feature-off``).
         """
         info = self._info = await self._client.drive(self._claim(), self._pinned)
-        if self._held.fence == info.fence:
-            return  # within a block that holds it already, which renews and releases it
-        self._held.fence, self._held.run_id = info.fence, info.run_id
+        self._is_lost = False
+        self._key = ClaimKey(self._pinned.subject, self.thread_id, info.fence, info.run_id)
+        join(self._key)
+        self._held.add(info.fence, info.run_id)
         self._beat = AsyncBeat(info.lease_seconds / _BEATS, self._run_seconds_max, self._renew)
 
     def _claim(self) -> Steps[ClaimInfo]:
         try:
             return (yield from requests.claim(self.thread_id, self._wanted))
         except ThreadNotFound:
+            if self._wanted.if_fence is not None:
+                raise
             yield from calls.change_thread(self.thread_id, ThreadSettings())  # makes it
         return (yield from requests.claim(self.thread_id, self._wanted))
 
@@ -138,23 +147,29 @@ class AsyncClaim:
             self._is_lost = True
         except StateroomError:  # the next one may come through
             pass
+        except Exception as error:  # noqa: BLE001  as above: a claim that nobody renews any more is another's soon
+            _LOGGER.warning("a claim was not renewed, because of %s", type(error).__name__)
         return not self._is_lost
 
     async def end(self, *, release: bool = True) -> None:
-        """Stop to renew the claim, and release it; leaving the block does so, too.
+        """Stop to renew the claim, and release it, unless another block of its run goes on in this process.
+
+        Leaving the block does so, too.
 
         Args:
             release: Whether another run may have the thread at once; else it is taken for dead when the lease is over,
                 and is handed to who recovers threads.
         """
         beat, self._beat = self._beat, None
-        if beat is None:
+        if beat is None or self._key is None:
             return
-        await beat.end()
-        if self._held.fence == self.fence:
-            self._held.fence = self._held.run_id = None
-        if release and not self._is_lost:
-            await shielded(self._release, RELEASE_SECONDS)
+        try:
+            await beat.end()
+        finally:
+            self._held.remove(self._key.fence)
+            if leave(self._key) and release and not self._is_lost:
+                with contextlib.suppress(TimeoutError):  # the lease ends it
+                    await shielded(self._release, RELEASE_SECONDS)
 
     async def _release(self) -> None:
         try:
@@ -165,7 +180,7 @@ class AsyncClaim:
             pass
 
     async def __aenter__(self) -> Self:
-        if self._info is None:
+        if self._beat is None:
             await self.begin()
         return self
 

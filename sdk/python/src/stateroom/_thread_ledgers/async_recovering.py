@@ -15,13 +15,21 @@ from stateroom._protocol.core import Pinned
 from stateroom._thread_ledgers import requests
 from stateroom._thread_ledgers.async_claims import AsyncClaim, AsyncDriver
 from stateroom._thread_ledgers.shapes import RecoverOptions, SilentThread
-from stateroom.errors import ClaimHeld, StateroomError, ThreadArchived, ThreadBusy, ThreadNotFound, ThreadStuck
+from stateroom.errors import (
+    ClaimHeld,
+    ClaimSuperseded,
+    StateroomError,
+    ThreadArchived,
+    ThreadBusy,
+    ThreadNotFound,
+    ThreadStuck,
+)
 
 PAGE = 100
 FIRST_SECONDS = 1.0
 _JITTER = SystemRandom()
-# Why this worker does not get a thread: another one did, or nobody does for now.
-_TAKEN = (ClaimHeld, ThreadStuck, ThreadNotFound, ThreadArchived, ThreadBusy)
+# Why this worker does not get a thread: another one did, maybe to its end, or nobody does for now.
+_TAKEN = (ClaimHeld, ClaimSuperseded, ThreadStuck, ThreadNotFound, ThreadArchived, ThreadBusy)
 
 
 class AsyncClaimable(Protocol):

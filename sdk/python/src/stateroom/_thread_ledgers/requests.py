@@ -32,7 +32,10 @@ def _effect_path(thread_id: str, name: str, *more: str) -> str:
 
 
 def claim(thread_id: str, wanted: ClaimRequest) -> Steps[ClaimInfo]:
-    """Claim a thread; the same holder and run get the same fence again, so that it may be repeated."""
+    """Claim a thread; the same holder and run get the same fence again, so that it may be repeated.
+
+    One in the place of another's is refused when it is repeated, and handed out anew if nobody began to work on it.
+    """
     body = encode_body(wanted)
     call = Call(method="POST", path=_claim_path(thread_id), body=body, repeatable=True, patient=False)
     return asked(call, ClaimInfo)

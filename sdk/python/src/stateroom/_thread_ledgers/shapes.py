@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from stateroom._thread_ledgers.held import this_worker, unnamed_run
 from stateroom.types import Status
 
 ClaimStatus = Literal["live", "expired", "released", "stuck"]
@@ -264,15 +265,55 @@ class RecoverOptions(TypedDict, total=False):
     idle_seconds_max: float
 
 
+class ClaimOptions(TypedDict, total=False):
+    """How a thread is claimed; each may be left out.
+
+    Attributes:
+        holder: The name of this worker; of the machine and process when left out.
+        lease_seconds: After how long without a word a run is taken for dead; 60 when left out, 5 to 300.
+        exclusive: Refuse all writes to the thread without a claim from now on.
+        take_over: Take the thread from who holds it, or although it is stuck.
+        note: What to note on the claim.
+        run_seconds_max: For how long a claim is renewed: a run that hangs is taken for dead after that; an hour.
+    """
+
+    holder: str | None
+    lease_seconds: int
+    exclusive: bool
+    take_over: bool
+    note: str | None
+    run_seconds_max: float
+
+
 class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A claim to make."""
 
     holder: str
-    run_id: str | None = None
+    run_id: str
     lease_seconds: int = CLAIM_LEASE_SECONDS
     exclusive: bool = False
     take_over: bool = False
     note: str | None = None
+    if_fence: int | None = None
+
+    @classmethod
+    def of(cls, options: ClaimOptions, run_id: str | None, if_fence: int | None = None) -> "ClaimRequest":
+        """The claim that a caller's options ask for.
+
+        Args:
+            options: What ``ClaimOptions`` lists.
+            run_id: The id of the run; ``None``: a new one.
+            if_fence: The fence of the claim that it takes the place of.
+        """
+        return cls(
+            holder=options.get("holder") or this_worker(),
+            run_id=unnamed_run() if run_id is None else run_id,
+            lease_seconds=options.get("lease_seconds", CLAIM_LEASE_SECONDS),
+            exclusive=options.get("exclusive", False),
+            take_over=options.get("take_over", False),
+            note=options.get("note"),
+            if_fence=if_fence,
+        )
 
 
 class ClaimRenewal(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -332,6 +373,7 @@ class EffectResolve(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What became of an effect of unknown outcome."""
 
     execution: int
+    attempt: int
     happened: bool
     namespace: str = ""
     result: Any = UNSET

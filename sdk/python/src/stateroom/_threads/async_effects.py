@@ -5,8 +5,9 @@ not done again where it is not certain that it did not happen. It does not make 
 promise; the provider key does, where the service takes one.
 """
 
+import logging
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -29,10 +30,18 @@ from stateroom._threads.effect_calls import (
 )
 from stateroom._threads.plain import to_plain
 from stateroom.async_artifacts import AsyncArtifacts
-from stateroom.errors import EffectUnknown, ResultMissing, StateroomError, ThreadNotFound
+from stateroom.errors import (
+    EffectNotUnknown,
+    EffectSuperseded,
+    EffectUnknown,
+    ResultMissing,
+    StateroomError,
+    ThreadNotFound,
+)
 
 FAILED_SECONDS = 5.0
 DONE_SECONDS = 60.0
+_LOGGER: Final = logging.getLogger("stateroom")
 
 
 def starting(place: EffectPlace, wanted: EffectStart) -> Steps[EffectStarted]:
@@ -82,7 +91,11 @@ async def async_run_effect(
     except BaseException as error:
         await _finish_failed(client, pinned, place, ended_by(effect, error, policy.definite))
         raise
-    return called.typed((await shielded(lambda: _keep(client, pinned, place, effect, value), DONE_SECONDS)).plain)
+    result = Result.of(value)
+    await shielded(lambda: _say_done(client, pinned, place, effect, result), DONE_SECONDS)
+    if result.is_large:
+        await _keep_large(client, pinned, place, effect, result)
+    return called.typed(result.plain)
 
 
 async def _started(
@@ -97,23 +110,30 @@ async def _started(
 
     Raises:
         EffectUnknown: There is no check, or it does not know.
+        EffectInProgress: It found nothing, and whoever started it may still be at it.
     """
     try:
         return await client.drive(starting(place, wanted), pinned)
     except EffectUnknown as error:
-        if policy.check is None or error.execution is None:
+        if policy.check is None or error.execution is None or error.attempt is None:
             raise
         outcome = outcome_of(await finished(policy.check(*called.args, **called.kwargs)))
         if outcome is None:
             raise
         found = EffectResolve(
-            execution=error.execution, happened=outcome.happened, namespace=place.namespace, by_check=True
+            execution=error.execution,
+            attempt=error.attempt,
+            happened=outcome.happened,
+            namespace=place.namespace,
+            by_check=True,
         )
     if outcome.happened and outcome.result is not msgspec.UNSET:
         found.result = to_plain(outcome.result)
-    resolved = await client.drive(requests.resolve(place.thread_id, place.name, found), pinned)
-    if outcome.happened:
-        return EffectStarted(must_run=False, effect=resolved)
+    # Where another one was faster, the ledger says by the next start what is true now.
+    with suppress(EffectSuperseded, EffectNotUnknown):
+        resolved = await client.drive(requests.resolve(place.thread_id, place.name, found), pinned)
+        if outcome.happened:
+            return EffectStarted(must_run=False, effect=resolved)
     return await client.drive(starting(place, wanted), pinned)
 
 
@@ -130,22 +150,32 @@ async def _replayed(client: AsyncCarrier, effect: Effect) -> Any:
     return effect.result
 
 
-async def _keep(client: AsyncCarrier, pinned: Pinned, place: EffectPlace, effect: Effect, value: Any) -> Result:
-    """Say that it is done, and keep its result."""
-    result = Result.of(value)
-    artifact_id: str | None = None
-    if result.is_large and result.encoded is not None:
-        name = f"effect-{effect.name[:200]}-{effect.execution}"
-        try:
-            uploaded = await AsyncArtifacts(client).upload(
-                place.thread_id, result.encoded, name=name, media_type=RESULT_MEDIA_TYPE
-            )
-            artifact_id = uploaded.artifact_id
-        except StateroomError:  # it is done all the same, and its result is missing
-            artifact_id = None
-    ended = result.finish(effect, artifact_id)
-    await client.drive(requests.finish(place.thread_id, place.name, ended), pinned)
-    return result
+async def _say_done(client: AsyncCarrier, pinned: Pinned, place: EffectPlace, effect: Effect, result: Result) -> None:
+    """Say that it is done, with its result if the ledger takes that: what happened is on record whatever it gave."""
+    try:
+        await client.drive(requests.finish(place.thread_id, place.name, result.finish(effect)), pinned)
+    except EffectSuperseded:
+        raise
+    except StateroomError as error:
+        if error.retryable or result.is_large or result.encoded is None:
+            raise
+        _LOGGER.warning("the result of the effect %r cannot be kept (%s)", effect.name, error.code)
+        await client.drive(requests.finish(place.thread_id, place.name, result.finish_without(effect)), pinned)
+
+
+async def _keep_large(client: AsyncCarrier, pinned: Pinned, place: EffectPlace, effect: Effect, result: Result) -> None:
+    """Keep the result of what is done as an artifact; where that fails it stays missing."""
+    try:
+        uploaded = await AsyncArtifacts(client).upload(
+            place.thread_id,
+            result.encoded or b"",
+            name=f"effect-{effect.name[:200]}-{effect.execution}",
+            media_type=RESULT_MEDIA_TYPE,
+        )
+        ended = result.finish(effect, uploaded.artifact_id)
+        await client.drive(requests.finish(place.thread_id, place.name, ended), pinned)
+    except StateroomError as error:
+        _LOGGER.warning("the result of the effect %r cannot be kept (%s)", effect.name, error.code)
 
 
 async def _finish_failed(client: AsyncCarrier, pinned: Pinned, place: EffectPlace, ended: EffectFinish) -> None:

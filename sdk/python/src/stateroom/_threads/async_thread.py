@@ -25,11 +25,11 @@ from stateroom._resuming.context import ResumeContext
 from stateroom._resuming.gathering import ContextWanted
 from stateroom._thread_ledgers import requests as ledgers
 from stateroom._thread_ledgers.async_claims import RUN_SECONDS_MAX, AsyncClaim
-from stateroom._thread_ledgers.held import this_worker
 from stateroom._thread_ledgers.shapes import (
     ALL_ARGUMENTS,
     EFFECT_LEASE_SECONDS,
     ClaimInfo,
+    ClaimOptions,
     ClaimRequest,
     Effect,
     EffectFinish,
@@ -398,13 +398,9 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
     def claim(
         self,
         *,
-        holder: str | None = None,
         run_id: str | None = None,
-        lease_seconds: int = 60,
-        exclusive: bool = False,
-        take_over: bool = False,
-        note: str | None = None,
-        run_seconds_max: float = RUN_SECONDS_MAX,
+        if_fence: int | None = None,
+        **options: Unpack[ClaimOptions],
     ) -> AsyncClaim:
         """Go on with the thread, and nobody else meanwhile: within ``with``, this object's writes name the claim.
 
@@ -417,28 +413,21 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
         all the same makes this one's writes fail with ``ClaimLost``.
 
         Args:
-            holder: The name of this worker; of the machine and process when left out.
             run_id: The id of this run; its checkpoints have it where they name none. The same holder and run may
-                claim again, and go on with the claim that they have.
-            lease_seconds: After how long without a word this run is taken for dead; 5 to 300.
-            exclusive: Refuse all writes to the thread without a claim from now on (``require_claims``).
-            take_over: Take the thread from who holds it, or although it is stuck.
-            note: What to note on the claim.
-            run_seconds_max: For how long the claim is renewed: a run that hangs is taken for dead after that.
+                claim again, and go on with the claim that they have, which is released when the last block of this
+                process is left. Left out, it is a run of its own: another block does not share it.
+            if_fence: The fence of another run's claim, as ``silent_threads`` told it: only in the place of that one.
+            options: What ``ClaimOptions`` lists.
 
         Raises:
             ClaimHeld: Another run holds the thread. Raised, as the others, when the block is entered.
+            ClaimSuperseded: The claim that ``if_fence`` names was released, or another run has the thread since.
             ThreadStuck: One run after the other died with it.
         """
-        wanted = ClaimRequest(
-            holder=holder or this_worker(),
-            run_id=run_id,
-            lease_seconds=lease_seconds,
-            exclusive=exclusive,
-            take_over=take_over,
-            note=note,
-        )
-        return AsyncClaim(self._client, self._client.pin(), self.thread_id, wanted, self._held, run_seconds_max)
+        refuse_unknown("claim", options, ClaimOptions)
+        wanted = ClaimRequest.of(options, run_id, if_fence)
+        seconds = options.get("run_seconds_max", RUN_SECONDS_MAX)
+        return AsyncClaim(self._client, self._client.pin(), self.thread_id, wanted, self._held, seconds)
 
     async def claim_info(self) -> ClaimInfo:
         """The newest claim of the thread: who holds it, until when, and what was noted.
@@ -557,28 +546,30 @@ class AsyncThread(ThreadSteps[StateT], Generic[StateT]):
         return await self._client.drive(ledgers.finish(self.thread_id, effect.name, ended))
 
     async def resolve_effect(
-        self, name: str, *, happened: bool, result: Any = None, execution: int | None = None, by_check: bool = False
+        self, effect: Effect | str, *, happened: bool, result: Any = None, by_check: bool = False
     ) -> Effect:
         """Say of an effect of unknown outcome whether it happened. It is in the audit log.
 
         Args:
-            name: The effect's name.
+            effect: The effect, as it was looked at; by its name alone, the newest execution as it is now.
             happened: Whether it did; if not, the next start runs.
             result: What it gave, if that is known.
-            execution: The number of the execution; the newest when left out.
             by_check: Whether a program looked. Else a person says so, with a key that has ``approval:decide`` and is
                 not the one that started it.
 
         Raises:
             EffectNotUnknown: It is known.
+            EffectSuperseded: Another attempt was begun since it was looked at.
+            EffectInProgress: A program found nothing, and whoever started it may still be at it.
             EffectOwnKey: This key started it.
         """
-        if execution is None:
-            execution = (await self.get_effect(name)).execution
-        found = EffectResolve(execution=execution, happened=happened, namespace=self.namespace, by_check=by_check)
+        of = await self.get_effect(effect) if isinstance(effect, str) else effect
+        found = EffectResolve(
+            execution=of.execution, attempt=of.attempt, happened=happened, namespace=self.namespace, by_check=by_check
+        )
         if result is not None:
             found.result = to_plain(result)
-        return await self._client.drive(ledgers.resolve(self.thread_id, name, found))
+        return await self._client.drive(ledgers.resolve(self.thread_id, of.name, found))
 
     async def get_effect(self, name: str, *, execution: int | None = None) -> Effect:
         """One execution of an effect, with its result.

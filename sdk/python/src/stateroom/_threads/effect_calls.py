@@ -157,8 +157,8 @@ class Result(NamedTuple):
 
     @classmethod
     def of(cls, value: Any) -> "Result":
-        """What a function returned."""
-        with suppress(InvalidRequest):
+        """What a function returned; its own types may fail in any way, and it happened all the same."""
+        with suppress(Exception):
             plain = to_plain(value)
             return cls(plain, encode_body(plain))
         return cls(value, None)
@@ -180,6 +180,12 @@ class Result(NamedTuple):
         ended.artifact_id = artifact_id
         if not self.is_large:
             ended.result = msgspec.Raw(self.encoded)
+        return ended
+
+    def finish_without(self, effect: Effect) -> EffectFinish:
+        """That the effect is done, and its result is missing."""
+        ended = self.finish(effect)
+        ended.result = msgspec.UNSET
         return ended
 
 

@@ -78,7 +78,7 @@ from stateroom.schema import StateVersion, accepted
 from stateroom.share import ClientShare
 from stateroom.subject import Subject
 from stateroom.tokens import TokenStore
-from stateroom.types import CopyReceipt, LongList, MaybeSummary, RemovalReceipt, SaveReceipt, Status
+from stateroom.types import CopyReceipt, LongList, MaybeSummary, RemovalReceipt, SaveReceipt, Status, Summary
 
 _FORKING_SOURCES = frozenset({"fork", "update"})
 
@@ -405,15 +405,15 @@ class StateroomSaver(Connected, BaseCheckpointSaver[str]):
             WritesPending: A run is under way, was interrupted or failed: let it end first.
             InvalidRequest: The channel is not there, is no list, or is a ``DeltaChannel``.
         """
-        pinned = pin(self._endpoint, config)
-        return self._drive(self._compact(config, channel, keep_last, summary), pinned)
+        pinned, fence = pin(self._endpoint, config), held_by(self._endpoint, config).fence
+        return self._drive(self._compact(config, channel, Summary(summary, keep_last=keep_last), fence), pinned)
 
     async def acompact(
         self, config: RunnableConfig, channel: str, *, keep_last: int, summary: Sequence[Any] = ()
     ) -> RunnableConfig:
         """Put a summary in the place of a list channel's older values; arguments as for ``compact``."""
-        pinned = pin(self._endpoint, config)
-        return await self._adrive(self._compact(config, channel, keep_last, summary), pinned)
+        pinned, fence = pin(self._endpoint, config), held_by(self._endpoint, config).fence
+        return await self._adrive(self._compact(config, channel, Summary(summary, keep_last=keep_last), fence), pinned)
 
     def compact_if_needed(
         self,
@@ -439,12 +439,13 @@ class StateroomSaver(Connected, BaseCheckpointSaver[str]):
         Raises:
             HeadMoved: A run saved meanwhile.
         """
-        pinned = pin(self._endpoint, config)
+        # Of the run that the config is of; those of its checkpoints say nothing of it.
+        pinned, held = pin(self._endpoint, config), held_by(self._endpoint, config)
         config, lists = self._drive(self._lists_to_compact(config, every, pinned), pinned)
         for long, values in lists:
             summary = needs_compaction(long, values)
             if summary is not None:
-                config = self.compact(config, long.channel, keep_last=summary.keep_last, summary=summary.elements)
+                config = self._drive(self._compact(config, long.channel, summary, held.fence), pinned)
         return config
 
     async def acompact_if_needed(
@@ -455,13 +456,12 @@ class StateroomSaver(Connected, BaseCheckpointSaver[str]):
         every: int | None = None,
     ) -> RunnableConfig:
         """Compact the lists that have become too long; arguments as for ``compact_if_needed``."""
-        pinned = pin(self._endpoint, config)
+        pinned, held = pin(self._endpoint, config), held_by(self._endpoint, config)
         config, lists = await self._adrive(self._lists_to_compact(config, every, pinned), pinned)
         for long, values in lists:
             summary = await finished(needs_compaction(long, values))
             if summary is not None:
-                keep_last, elements = summary.keep_last, summary.elements
-                config = await self.acompact(config, long.channel, keep_last=keep_last, summary=elements)
+                config = await self._adrive(self._compact(config, long.channel, summary, held.fence), pinned)
         return config
 
     # Removing and copying
@@ -662,13 +662,13 @@ class StateroomSaver(Connected, BaseCheckpointSaver[str]):
             self._made_strict.note(thread, True)
 
     def _compact(
-        self, config: RunnableConfig, channel: str, keep_last: int, summary: Sequence[Any]
+        self, config: RunnableConfig, channel: str, summary: Summary, fence: int | None
     ) -> Steps[RunnableConfig]:
         ids = ConfigIds.of(config)
         head = yield from calls.show_head(ids.thread_id, ids.namespace)
         if head is None:
             raise CheckpointNotFound("the namespace has no checkpoint to compact")
-        encoding, data = self.serde.dumps_typed(calls.listed(summary))
+        encoding, data = self.serde.dumps_typed(calls.listed(summary.elements))
         if encoding != "msgpack":
             raise InvalidRequest("a summary must be MessagePack, and this serialiser writes something else")
         counted = head.metadata.get("step")
@@ -676,7 +676,7 @@ class StateroomSaver(Connected, BaseCheckpointSaver[str]):
         version = self._state_versions.get(_subgraph(ids.namespace))
         request = CompactRequest(
             channel=channel,
-            keep_last=keep_last,
+            keep_last=summary.keep_last,
             summary=msgspec.Raw(bytes(data)),
             namespace=ids.namespace,
             agent=name_of(self._agent),
@@ -684,7 +684,7 @@ class StateroomSaver(Connected, BaseCheckpointSaver[str]):
             metadata={**head.metadata, "source": "update", "step": step + 1},
             state_schema=None if version is None else version.schema,
             state_version=None if version is None else version.number,
-            fence=held_by(self._endpoint, config).fence,
+            fence=fence,
         )
         receipt = yield from calls.compact(ids.thread_id, request, if_match=ids.checkpoint_id or head.checkpoint_id)
         return ids.config(receipt.checkpoint_id)

@@ -5,7 +5,7 @@ the beginning nor the end of a run, so that the saver never claims; what is call
 """
 
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 from uuid import uuid4
 
 from langchain_core.runnables import RunnableConfig
@@ -15,29 +15,13 @@ from stateroom._langgraph.runs import claimed, pin
 from stateroom._options import refuse_unknown
 from stateroom._thread_ledgers.async_claims import RUN_SECONDS_MAX, AsyncClaim
 from stateroom._thread_ledgers.claims import Claim
-from stateroom._thread_ledgers.held import Held, this_worker
-from stateroom._thread_ledgers.shapes import CLAIM_LEASE_SECONDS, ClaimRequest
+from stateroom._thread_ledgers.held import Held
+from stateroom._thread_ledgers.shapes import ClaimOptions, ClaimRequest
 from stateroom.errors import InvalidRequest
 
 
-class RunOptions(TypedDict, total=False):
-    """How runs claim their thread; each may be left out.
-
-    Attributes:
-        holder: The name of this worker; of the machine and process when left out.
-        lease_seconds: After how long without a word a run is taken for dead; 60 when left out, 5 to 300.
-        exclusive: Refuse all writes to the thread without a claim from now on.
-        take_over: Take the thread from who holds it, or although it is stuck.
-        note: What to note on the claim.
-        run_seconds_max: For how long a claim is renewed: a run that hangs is taken for dead after that; an hour.
-    """
-
-    holder: str | None
-    lease_seconds: int
-    exclusive: bool
-    take_over: bool
-    note: str | None
-    run_seconds_max: float
+class RunOptions(ClaimOptions, total=False):
+    """How runs claim their thread: the options of ``thread.claim``, each of which may be left out."""
 
 
 class ClaimedGraph:
@@ -127,18 +111,9 @@ class ClaimedGraph:
         return claim, claimed(self._saver.endpoint, config, held)
 
     def _wanted(self, config: RunnableConfig) -> tuple[ClaimRequest, float]:
-        options = self._options
         run_id = config.get("run_id")
-        wanted = ClaimRequest(
-            holder=options.get("holder") or this_worker(),
-            # Two runs of one process are two, also where nobody named them.
-            run_id=str(uuid4() if run_id is None else run_id),
-            lease_seconds=options.get("lease_seconds", CLAIM_LEASE_SECONDS),
-            exclusive=options.get("exclusive", False),
-            take_over=options.get("take_over", False),
-            note=options.get("note"),
-        )
-        return wanted, options.get("run_seconds_max", RUN_SECONDS_MAX)
+        wanted = ClaimRequest.of(self._options, str(uuid4() if run_id is None else run_id))
+        return wanted, self._options.get("run_seconds_max", RUN_SECONDS_MAX)
 
 
 def _thread_id(config: RunnableConfig) -> str:
