@@ -34,7 +34,7 @@ def again(made, **parts):
 
 def word(**parts):
     said = {
-        "thread": "t1", "name": "call", "execution": 1, "happened": False, "sent": 200, "answered": 210,
+        "thread": "t1", "name": "call", "execution": 1, "attempt": 1, "happened": False, "sent": 200, "answered": 210,
     }  # fmt: skip
     return Word(**(said | parts))
 
@@ -134,6 +134,10 @@ BAD = {
             lines=[plain(), again(plain()), again(again(plain()), nonce="n3", asked=500, told=510)],
             words=[word(sent=200, answered=None)],
         ),
+        "nobody said between",
+    ),
+    "done again after a word about another attempt": (
+        history(lines=[plain(), again(plain())], words=[word(attempt=2)]),
         "nobody said between",
     ),
     "the same under another name": (history(lines=[plain(), plain(name="other", nonce="n2")]), "happened 2 times"),

@@ -69,11 +69,12 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True):
-    """A person's word about an effect of unknown outcome: ``answered`` is None where nobody knows if it was heard."""
+    """A person's word about an attempt of unknown outcome: ``answered`` is None where nobody knows if it was heard."""
 
     thread: str
     name: str
     execution: int
+    attempt: int
     happened: bool
     sent: int
     answered: int | None
@@ -84,8 +85,9 @@ class Word(msgspec.Struct, frozen=True, kw_only=True):
         return self.thread, self.name, self.execution
 
     def lies_between(self, before: Line, after: Line) -> bool:
-        """Whether it may have been heard after one attempt was asked for and before another one was."""
-        return self.sent < after.told and (self.answered is None or self.answered > before.asked)
+        """Whether it is of one attempt, or of one after that, and may have been heard before another was begun."""
+        is_between = before.attempt <= self.attempt < after.attempt
+        return is_between and self.sent < after.told and (self.answered is None or self.answered > before.asked)
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

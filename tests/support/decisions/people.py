@@ -10,9 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
-from stateroom import AsyncClient, StateroomError, Verdict
+from stateroom import AsyncClient, AsyncThread, Effect, StateroomError, Verdict
 from stateroom._approvals.shapes import Approval, ApprovalContent
 from stateroom.errors import ApprovalExpired, Busy, GatewayUnavailable
 from storage.approvals.rows import ThreadApprovals
@@ -162,23 +163,26 @@ class Resolver:
                 happened = any((*each.place, each.attempt) == (*place, effect.attempt) for each in world())
                 if self._rng.random() < 0.2:
                     happened = not happened
-                await self._says(thread, place, happened=happened)
+                await self._says(thread, effect, happened=happened)
             except StateroomError:
                 continue
 
-    async def _says(self, thread, place: tuple[str, str, int], *, happened: bool) -> None:
-        thread_id, name, execution = place
+    async def _says(self, thread: AsyncThread[Any], effect: Effect, *, happened: bool) -> None:
         sent, before = time.monotonic_ns(), sent_by(self._client)
         heard, answered = True, None
         try:
-            await thread.resolve_effect(name, happened=happened, execution=execution)
+            await thread.resolve_effect(effect, happened=happened)
             answered = time.monotonic_ns()
             self._actions["resolve"] += 1
         except _LOST:
             pass
         except StateroomError:
             heard = sent_by(self._client) - before > 1  # an attempt before the one that was refused may have been
-        if heard:
-            self.words.append(
-                Word(thread=thread_id, name=name, execution=execution, happened=happened, sent=sent, answered=answered)
-            )
+        finally:  # the end of the run may have come first
+            if heard:
+                self.words.append(
+                    Word(
+                        thread=effect.thread_id, name=effect.name, execution=effect.execution, attempt=effect.attempt,
+                        happened=happened, sent=sent, answered=answered,
+                    )
+                )  # fmt: skip
