@@ -46,3 +46,5 @@ async def test_what_people_decided_is_done_at_most_once_and_nothing_is_lost_whoe
     print(machine.account(time.monotonic() - begun))  # noqa: T201 - as above
     assert judge(history) == []
     assert machine.kills == kills
+    assert len(history.lines) > kills // 4
+    assert sum(each.outcome == "acknowledged" for each in history.decisions) > kills // 8

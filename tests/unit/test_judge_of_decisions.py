@@ -50,7 +50,7 @@ def decision(**parts):
 def shown(**parts):
     stands = {
         "approval": "A", "status": "consumed", "votes": [("ann", "approve")], "actions": [("consumed", "approve")],
-        "args": [ARGS], "recorded": [("ann", ["approve"])],
+        "args": [ARGS], "recorded": [("ann", ["approve"])], "consumed": [0],
     }  # fmt: skip
     return Shown(**(stands | parts))
 
@@ -178,6 +178,8 @@ BAD = {
         history(shown={"A": shown(status="approved", actions=[("approved", "approve")])}),
         "stands as approved",
     ),
+    "done and not on record": (history(shown={"A": shown(consumed=[])}), "not on record"),
+    "used up twice on record": (history(shown={"A": shown(consumed=[0, 0])}), "more than once"),
     "done without the approval that it takes": (history(lines=[line(), plain(tool="transfer")]), "without an approval"),
     "an approval that is gone": (history(shown={}), "is gone"),
     "a decision that is lost": (history(shown={"A": NOBODY}), "is lost: 0 votes, 0 records"),

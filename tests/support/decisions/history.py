@@ -105,7 +105,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Literal["acknowledged", "refused", "lost"]
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
+class Shown(msgspec.Struct, kw_only=True):
     """An approval as the product shows it in the end.
 
     Attributes:
@@ -115,6 +115,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
         actions: How its actions stand: their status, their verdict.
         args: The arguments that may be done of each, as its content says.
         recorded: What the audit chain has of decisions: the key, and the verdicts.
+        consumed: The positions of the actions that the audit chain says were used up.
     """
 
     approval: str
@@ -122,7 +123,8 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     votes: list[tuple[str, str]]
     actions: list[tuple[str, str | None]]
     args: list[dict[str, Any]]
-    recorded: list[tuple[str, list[str]]]
+    recorded: list[tuple[str, list[str]]] = []
+    consumed: list[int] = []
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,6 +187,9 @@ def _used_twice(history: History) -> Iterator[str]:
     for (approval, position), lines in _by(approved, lambda each: (each.approval, each.position)).items():
         if len({(each.place, each.provider_key) for each in lines}) > 1:
             yield f"action {position} of approval {approval} was used for {sorted({each.name for each in lines})}"
+    for approval, shown in history.shown.items():
+        if len(set(shown.consumed)) < len(shown.consumed):
+            yield f"actions of approval {approval} are on record as used up more than once: {shown.consumed}"
     for place, lines in _by(history.lines, lambda each: each.place).items():
         attempts = [each.attempt for each in lines]
         if len(set(attempts)) < len(attempts):
@@ -219,6 +224,8 @@ def _not_authorised(history: History) -> Iterator[str]:
         shown = history.shown.get(line.approval)
         if shown is not None and shown.actions[position][0] != "consumed":
             yield f"{where} was done and stands as {shown.actions[position][0]}"
+        if shown is not None and position not in shown.consumed:
+            yield f"{where} was done and is not on record as used up"
 
 
 def _started_twice(history: History) -> Iterator[str]:

@@ -293,6 +293,7 @@ class Machine:
     async def _show(self, url: str) -> None:
         """Read every approval that somebody decided about, and what the audit chain has of it."""
         recorded: dict[str, list[tuple[str, list[str]]]] = {}
+        consumed: dict[str, list[int]] = {}
         headers = {"Authorization": f"Bearer {self._keys.admin}"}
         async with httpx.AsyncClient(base_url=url, timeout=60, headers=headers) as admin:
             cursor: dict[str, str] = {}
@@ -301,9 +302,11 @@ class Machine:
                 assert answer.status_code == 200, answer.text
                 page = answer.json()
                 for event in page["events"]:
+                    approval, key = event["target"].partition(":")[2], event["actor"].partition(":")[2]
                     if event["action"] == "approval.decided":
-                        approval, key = event["target"].partition(":")[2], event["actor"].partition(":")[2]
                         recorded.setdefault(approval, []).append((key, event["detail"]["verdicts"]))
+                    elif event["action"] == "approval.consumed":
+                        consumed.setdefault(approval, []).append(event["detail"]["position"])
                 if page["next_cursor"] is None:
                     break
                 cursor = {"cursor": page["next_cursor"]}
@@ -312,9 +315,11 @@ class Machine:
             watched_on_loop(client, self._seen)
             for approval in {each.approval for each in self.history.decisions}:
                 with contextlib.suppress(ApprovalNotFound):
-                    self.history.shown[approval] = await self._shown(client, approval, recorded.get(approval, []))
+                    shown = await self._shown(client, approval)
+                    shown.recorded, shown.consumed = recorded.get(approval, []), consumed.get(approval, [])
+                    self.history.shown[approval] = shown
 
-    async def _shown(self, client: AsyncClient, approval: str, recorded: list[tuple[str, list[str]]]) -> Shown:
+    async def _shown(self, client: AsyncClient, approval: str) -> Shown:
         stands, content = await client.approvals.get(approval), await client.approvals.open(approval)
         return Shown(
             approval=approval,
@@ -322,7 +327,6 @@ class Machine:
             votes=[(each.key_id, each.verdict) for each in stands.votes],
             actions=[(each.status, each.verdict) for each in stands.actions],
             args=[each.edited_args if each.edited_args is not msgspec.UNSET else each.args for each in content.actions],
-            recorded=recorded,
         )
 
     async def _verify(self, url: str) -> None:
