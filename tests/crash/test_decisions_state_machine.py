@@ -47,4 +47,4 @@ async def test_what_people_decided_is_done_at_most_once_and_nothing_is_lost_whoe
     assert judge(history) == []
     assert machine.kills == kills
     assert len(history.lines) > kills // 4
-    assert sum(each.outcome == "acknowledged" for each in history.decisions) > kills // 8
+    assert sum(each.outcome == "acknowledged" for each in history.decisions) > kills // 10

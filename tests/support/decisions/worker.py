@@ -66,7 +66,7 @@ class Worker:
         client = Client(settings["url"], settings["api_key"], subject=settings["subject"])
         self.client = watched(client, self._seen)
         self.steps: list[tuple[float, Callable[[Thread[Any]], None]]] = [
-            (2, self.saves), (3, self.asks), (7, self.does_what_was_approved), (3, self.misuses_an_approval),
+            (2, self.saves), (5, self.asks), (7, self.does_what_was_approved), (3, self.misuses_an_approval),
             (4, self.does_once), (1, self.does_again), (5, self.goes_on_with_an_effect), (1, self.forks),
             (0.4, self.prunes), (0.4, self.copies), (0.2, self.archives),
         ]  # fmt: skip
@@ -118,8 +118,10 @@ class Worker:
         handed.close()  # type: ignore[attr-defined]  # it is a generator, and gives back what it claimed
 
     def takes_one(self) -> None:
-        """Go on with any thread, under a claim or without one."""
-        thread: Thread[Any] = self.client.thread(self.rng.choice(self.threads), agent=AGENT)
+        """Go on with any thread, or with one where something was approved, under a claim or without one."""
+        waiting = list(self.client.approvals.list(status="approved", limit=8)) if self.rng.random() < 0.5 else []
+        waiting_threads = [each.thread_id for each in waiting if each.thread_id in self.threads]
+        thread: Thread[Any] = self.client.thread(self.rng.choice(waiting_threads or self.threads), agent=AGENT)
         how = self.rng.choices(["claims", "takes over", "beside"], [5, 2, 3])[0]
         with ExitStack() as claimed:
             if how != "beside":
