@@ -368,6 +368,21 @@ class Tenants:
         Raises:
             IntegrityFailure: Its row was edited outside the gateway.
         """
+        record = await self._vouched(scope, key_id, peppers)
+        return None if record is None else record.principal
+
+    async def maker_of(self, scope: TenantScope, key_id: str, peppers: Peppers) -> str | None:
+        """Who stands behind the credential that made one of a tenant; None: nobody knows.
+
+        Raises:
+            IntegrityFailure: A row was edited outside the gateway.
+        """
+        record = await self._vouched(scope, key_id, peppers)
+        if record is None or record.made_by is None:
+            return None
+        return await self.principal_of(scope, record.made_by, peppers)
+
+    async def _vouched(self, scope: TenantScope, key_id: str, peppers: Peppers) -> ApiKeyRecord | None:
         async with self._unit_of_work.snapshot(scope) as transaction:
             row = await transaction.fetch_one(sql.ONE_KEY, key_id=key_id)
         if row is None:
@@ -376,7 +391,7 @@ class Tenants:
         whole = (record, replace(record, revoked_at=None))  # a release before revoked without a seal
         if record.seal is not None and not any(map(peppers.is_authentic, whole)):
             raise IntegrityFailure("an API key was altered outside the gateway")
-        return record.principal
+        return record
 
     async def list_keys(
         self, scope: TenantScope | OperatorScope, limit: int = 100, after: tuple[str, ...] | None = None

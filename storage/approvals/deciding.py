@@ -43,7 +43,8 @@ def check_voter(approval: ApprovalRow, voter: Voter, verdicts: Sequence[Verdict]
     """Return if a voter may say this; whoever denies everything always may.
 
     Raises:
-        ApprovalNotYours: It would approve what it asked, or is an emergency key, or is younger than the question.
+        ApprovalNotYours: It would approve what it, or a key that it made, or that made it, asked; or it is an emergency
+            key, or younger than the question.
     """
     if all(each.verdict == "reject" for each in verdicts):
         return
@@ -54,7 +55,9 @@ def check_voter(approval: ApprovalRow, voter: Voter, verdicts: Sequence[Verdict]
     asked = {approval.requested_by, approval.requested_principal}
     counts = {voter.named} if voter.asserted_principal and approval.asserted_count else {voter.principal, voter.named}
     own = {voter.key_id, voter.made_by}
-    if counts & asked or (own & asked and not (voter.asserted_principal and approval.asserted_count)):
+    if counts & asked or (
+        (own & asked or voter.made_asker) and not (voter.asserted_principal and approval.asserted_count)
+    ):
         raise ApprovalNotYours
 
 

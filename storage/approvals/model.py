@@ -218,6 +218,7 @@ class Voter:
         asserted_principal: The person whom a backend names.
         made_by: The key that made this one, where that is known.
         break_glass: Whether it is an operator's emergency key, which never approves.
+        made_asker: Whether the principal made the key that asks.
     """
 
     key_id: str
@@ -226,6 +227,7 @@ class Voter:
     asserted_principal: str | None = None
     made_by: str | None = None
     break_glass: bool = False
+    made_asker: bool = False
 
     @property
     def named(self) -> str:

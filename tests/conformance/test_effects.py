@@ -26,6 +26,7 @@ from stateroom import (
     ResultMissing,
     current_effect,
 )
+from tests.support.tenants import somebody_else
 
 
 class Declined(Exception):
@@ -196,8 +197,9 @@ def test_a_person_resolves_with_another_key_that_may(gateway_env, client, thread
     with pytest.raises((PermissionDenied, EffectOwnKey)):
         thread.resolve_effect("pay-bob", happened=True)
     assert [each.thread_id for each in client.unknown_effects()] == ["t"]
-    decider = key(gateway_env, ["state:read", "approval:decide", "subject:act_as"])
-    reader = key(gateway_env, ["state:read", "subject:act_as"])
+    reads = ["state:read", "subject:act_as"]
+    decider = somebody_else(gateway_env.url, gateway_env.operator_key, gateway_env.api_key, [*reads, "approval:decide"])
+    reader = somebody_else(gateway_env.url, gateway_env.operator_key, gateway_env.api_key, reads)
     with Client(gateway_env.url, reader, subject=subject) as may_not, pytest.raises(PermissionDenied):
         may_not.thread("t").resolve_effect("pay-bob", happened=True)
     with Client(gateway_env.url, decider, subject=subject) as person:
@@ -208,13 +210,6 @@ def test_a_person_resolves_with_another_key_that_may(gateway_env, client, thread
     assert list(client.unknown_effects()) == []
     assert pay("bob", 5) == {"paid": 5}
     assert len(bank.calls) == 1
-
-
-def key(gateway_env, permissions):
-    with Client(gateway_env.url, gateway_env.api_key) as admin:
-        body = {"kind": "service", "name": "k", "permissions": permissions, "grants": []}
-        made = admin.request("POST", "/api-keys", body=body)
-        return made.decode()["api_key"]
 
 
 async def test_a_call_that_is_cancelled_may_have_happened(async_client):

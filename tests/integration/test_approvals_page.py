@@ -38,7 +38,7 @@ def tenant(running_gateway):
 
 
 def key(tenant, *permissions):
-    with httpx.Client(base_url=tenant.url, headers={"Authorization": f"Bearer {tenant.api_key}"}) as client:
+    with httpx.Client(base_url=tenant.url, headers={"Authorization": f"Bearer {tenant.founding_key}"}) as client:
         body = {"kind": "service", "permissions": permissions, "grants": []}
         made = client.post("/v1/api-keys", json=body)
         assert made.status_code == 201, made.text

@@ -114,12 +114,13 @@ class Tenant(NamedTuple):
     url: str
     api_key: str
     operator_key: str
+    founding_key: str = ""
 
 
 def new_tenant(gateway: GatewayProcess) -> Tenant:
     """A tenant that nobody else knows, with the key that may do everything in it."""
     made = tenants.new_tenant(gateway.url, gateway.operator_key)
-    return Tenant(gateway.url, made["api_key"], gateway.operator_key)
+    return Tenant(gateway.url, made["api_key"], gateway.operator_key, made["founding_key"])
 
 
 @pytest.fixture(scope="session")

@@ -244,7 +244,7 @@ def request_of(declared: Declared, thread: Thread | None = None, **named: str) -
         "require_claims": lambda: {"required": False},
         "start_effect": lambda: {"tool": "note", "args": {"note": "other"}, "mode": "once", "repeat": True},
         "finish_effect": lambda: {"execution": 1, "attempt": 1, "status": "done", "result": "other"},
-        "resolve_effect": lambda: {"execution": 1, "happened": True, "by_check": True},
+        "resolve_effect": lambda: {"execution": 1, "attempt": 1, "happened": True, "by_check": True},
         "put_item": lambda: {"value": {"note": "other"}, "ttl_seconds": 3600},
         "search_items": lambda: {"prefix": [], "filter": {"note": {"$ne": ""}}, "limit": 10},
         "list_item_paths": lambda: {"suffix": ["*"], "max_depth": 2},
@@ -341,6 +341,7 @@ class Tenancy:
 
     def __init__(self, gateway: GatewayProcess) -> None:
         self.gateway = gateway
+        self._founding_keys: dict[str, str] = {}
 
     @contextmanager
     def client(self, api_key: str | None, subject: str | None = None, **headers: str) -> Iterator[httpx.Client]:
@@ -353,7 +354,9 @@ class Tenancy:
 
     def tenant(self) -> str:
         """Make a tenant; returns a service key that may do everything in it."""
-        api_key = str(new_tenant(self.gateway.url, self.gateway.operator_key)["api_key"])
+        made = new_tenant(self.gateway.url, self.gateway.operator_key)
+        api_key = str(made["api_key"])
+        self._founding_keys[api_key] = made["founding_key"]
         RECIPIENT["text"] = self.recipient(api_key)
         return api_key
 
@@ -361,6 +364,18 @@ class Tenancy:
         """What exports for the service key's tenant are sealed for."""
         with self.client(service_key) as client:
             return str(client.get("/v1/transfer-key").raise_for_status().json()["public_key"])
+
+    def person(
+        self, service_key: str, permissions: list[str], principal: str | None = None, grants: list[str] | None = None
+    ) -> str:
+        """Make a key of the service key's tenant for somebody else."""
+        body: dict[str, Any] = {"kind": "service", "permissions": permissions, "grants": grants or []}
+        if principal is not None:
+            body["principal"] = principal
+        with self.client(self._founding_keys[service_key]) as client:
+            made = client.post("/v1/api-keys", json=body)
+        assert made.status_code == 201, made.text
+        return str(made.json()["api_key"])
 
     def key(self, service_key: str, subject: str | None = None, permissions: list[str] | None = None) -> str:
         """Make a key of the service key's tenant: a subject's where ``subject`` is given."""

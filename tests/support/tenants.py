@@ -24,3 +24,18 @@ def new_tenant(url: str, operator_key: str) -> dict[str, Any]:
         made = client.post("/v1/api-keys", json={"kind": "service", "permissions": granted(client)})
         assert made.status_code == 201, made.text
     return founded.json() | {"founding_key": founded.json()["api_key"], "api_key": made.json()["api_key"]}
+
+
+def somebody_else(url: str, operator_key: str, api_key: str, permissions: list[str]) -> str:
+    """A key of a key's tenant for another person: a key that decides makes none, so that an operator has to help."""
+    with httpx.Client(base_url=url, timeout=60) as client:
+        client.headers["Authorization"] = f"Bearer {api_key}"
+        tenant_id = client.get("/v1/whoami").raise_for_status().json()["tenant_id"]
+        client.headers["Authorization"] = f"Bearer {operator_key}"
+        recovered = client.post(f"/v1/admin/tenants/{tenant_id}/recover", json={"reason": "a test"})
+        assert recovered.status_code == 201, recovered.text
+        client.headers["Authorization"] = f"Bearer {recovered.json()['api_key']}"
+        body = {"kind": "service", "name": "a person's", "permissions": permissions, "grants": []}
+        made = client.post("/v1/api-keys", json=body)
+        assert made.status_code == 201, made.text
+    return str(made.json()["api_key"])

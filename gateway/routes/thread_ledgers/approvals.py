@@ -6,6 +6,7 @@ service's key that names no subject reaches those of all of its tenant; storage 
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from typing import Annotated
 from uuid import UUID
 
@@ -24,7 +25,7 @@ from gateway.wire.problems import Fault
 from gateway.wire.thread_ledgers import approvals as wire
 from storage.approvals import model
 from storage.errors import ApprovalNotFound
-from storage.scope import Scope, TenantListing
+from storage.scope import Scope, TenantListing, TenantScope
 
 _PAGE_APPROVALS = 100  # each has up to 32 actions
 _ROW_BYTES = 64  # what an approval, and each of its actions, counts for where they are shown
@@ -153,6 +154,14 @@ async def open_approval(call: Call[Scope | TenantListing], approval_id: str) -> 
     return call.exchange.reply(shown)
 
 
+async def _made_asker(call: Call[Scope | TenantListing], approval_id: UUID) -> bool:
+    """Whether the principal that decides made the key that asks."""
+    approval = await call.store.approvals.get(call.scope, approval_id)
+    tenant, peppers = TenantScope(call.scope.tenant_id), call.services.settings.peppers
+    maker = await call.store.tenants.maker_of(tenant, approval.requested_by, peppers)
+    return maker == call.principal.principal
+
+
 @Operation(
     "POST /v1/approvals/{approval_id}/decisions",
     reach=INBOX,
@@ -161,7 +170,7 @@ async def open_approval(call: Call[Scope | TenantListing], approval_id: str) -> 
     permission="approval:decide",
     body=wire.DecisionRequest,
     returns=wire.Approval,
-    headers=(PRINCIPAL_HEADER,),
+    headers=(PRINCIPAL_HEADER, "Stateroom-Client-Share"),
     problems=("approval-not-found", "approval-decided", "action-changed", "approval-expired", "approval-not-yours",
               "edit-invalid", "integrity-failure", "key-destroyed", "too-costly", "tenant-too-costly",
               "commit-unknown"),
@@ -174,7 +183,8 @@ async def decide_approval(call: Call[Scope | TenantListing], approval_id: str) -
     request, name, body = await call.exchange.body(wire.DecisionRequest)
     verdicts = await call.exchange.reservation.run(verdicts_in(request.verdicts, name), len(body))
     decision = model.Decision(wanted, request.action_hash, verdicts)
-    work = call.store.approvals.decide(call.scope, decision, voter_of(call.principal, asserted))
+    voter = replace(voter_of(call.principal, asserted), made_asker=await _made_asker(call, wanted))
+    work = call.store.approvals.decide(call.scope, decision, voter, call.exchange.client_share())
     approval = await call.commit(work)
     call.services.undecided.wake(call.scope.tenant_id, wanted)
     return call.exchange.reply(approval_out(approval))

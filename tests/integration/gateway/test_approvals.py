@@ -12,11 +12,12 @@ from stateroom import Client, NewAction, NewApproval, Verdict, action_hash, appr
 from storage.control.features import DECISIONS
 from tests.support.features import finish_upgrade
 from tests.support.gateway import Tenant
-from tests.support.operations import Tenancy, assert_problem
+from tests.support.operations import Tenancy, assert_problem, key_id
 from tests.support.production import serving
 
 SECONDS = 20
 READ, DECIDE = "approval:read", "approval:decide"
+AGENT = ["state:read", "state:write", "subject:act_as", READ]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def admin(tenancy):
 @pytest.fixture(scope="module")
 def approvers(tenancy, admin):
     """The keys of two persons, made before anything is asked."""
-    return [tenancy.key(admin, None, [READ, DECIDE]) for _ in range(2)]
+    return [tenancy.person(admin, [READ, DECIDE]) for _ in range(2)]
 
 
 def question(**more):
@@ -137,13 +138,13 @@ def test_what_is_hidden_is_hashed_and_shown_to_nobody(gateway, admin, approvers,
 
 def test_two_have_to_approve_where_a_policy_says_so_and_whoever_asks_is_none_of_them(gateway, tenancy):
     admin = tenancy.tenant()
-    persons = [tenancy.key(admin, None, [READ, DECIDE]) for _ in range(2)]
+    persons = [tenancy.person(admin, [READ, DECIDE]) for _ in range(2)]
     with tenancy.client(admin) as client:
         set_ = client.put("/v1/approval-policies", params={"tool": "pay"}, json={"decisions_needed": 2})
         assert set_.status_code == 200, set_.text
     approval = asked(gateway, admin)
     path = f"/v1/approvals/{approval.approval_id}"
-    late = tenancy.key(admin, None, [READ, DECIDE])
+    late = tenancy.person(admin, [READ, DECIDE])
     with tenancy.client(admin) as asker:
         digest = asker.get(f"{path}/content").json()["action_hash"]
         body = {"action_hash": digest, "verdicts": [{"verdict": "approve"}]}
@@ -157,10 +158,72 @@ def test_two_have_to_approve_where_a_policy_says_so_and_whoever_asks_is_none_of_
     assert stands == ["pending", "pending", "approved"]
 
 
+def test_two_keys_of_one_person_are_one_vote(gateway, tenancy):
+    admin = tenancy.tenant()
+    ann, again, bob = (tenancy.person(admin, [READ, DECIDE], each) for each in ("ann", "ann", "bob"))
+    with tenancy.client(admin) as client:
+        assert client.put("/v1/approval-policies", json={"decisions_needed": 2}).status_code == 200
+        shown = {each["key_id"]: each for each in client.get("/v1/api-keys").json()["api_keys"]}
+    assert [shown[key_id(each)]["principal"] for each in (ann, again, bob)] == ["ann", "ann", "bob"]
+    assert {shown[key_id(each)]["made_by"] for each in (ann, again, bob)} < shown.keys()
+    approval = asked(gateway, admin)
+    path = f"/v1/approvals/{approval.approval_id}"
+    stands = []
+    for each in (ann, again, bob):
+        with tenancy.client(each) as person:
+            digest = person.get(f"{path}/content").json()["action_hash"]
+            body = {"action_hash": digest, "verdicts": [{"verdict": "approve"}]}
+            stands.append(person.post(f"{path}/decisions", json=body).json()["status"])
+    assert stands == ["pending", "pending", "approved"]
+
+
+def test_a_key_that_decides_makes_keys_of_its_own_principal_alone(tenancy):
+    admin = tenancy.tenant()
+    boss = tenancy.person(admin, [READ, DECIDE, "tenant:admin"], "boss", ["tenant:admin"])
+    with tenancy.client(boss) as client:
+        body = {"kind": "service", "permissions": ["tenant:admin"], "grants": []}
+        made = client.post("/v1/api-keys", json=body)
+        assert made.json()["principal"] == "boss"
+        refusal(client.post("/v1/api-keys", json=body | {"principal": "ann"}), 403, "permission-denied")
+
+
+def test_whoever_made_the_key_that_asks_does_not_approve(gateway, tenancy):
+    admin = tenancy.tenant()
+    ann = tenancy.person(admin, [READ, DECIDE], "ann")
+    maker = tenancy.person(admin, ["tenant:admin"], "ann", grants=AGENT)
+    with tenancy.client(maker) as client:
+        body = {"kind": "service", "permissions": AGENT}
+        agent = client.post("/v1/api-keys", json=body | {"principal": "robot"}).json()["api_key"]
+    approval = asked(gateway, agent)
+    path = f"/v1/approvals/{approval.approval_id}"
+    with tenancy.client(ann) as person:
+        digest = person.get(f"{path}/content").json()["action_hash"]
+        body = {"action_hash": digest, "verdicts": [{"verdict": "approve"}]}
+        refusal(person.post(f"{path}/decisions", json=body), 403, "approval-not-yours")
+        body["verdicts"] = [{"verdict": "reject"}]
+        assert person.post(f"{path}/decisions", json=body).json()["status"] == "rejected"
+
+
+def test_an_edit_of_what_takes_a_share_takes_it(gateway, admin, approvers):
+    approval = asked(gateway, admin, client_share=b"s" * 32)
+    path = f"/v1/approvals/{approval.approval_id}/decisions"
+    with Client(gateway.url, approvers[0], client_share=b"s" * 32) as person:
+        content = person.approvals.open(approval.approval_id)
+        edited = Verdict.edit({"amount": 7})
+        with httpx.Client(base_url=gateway.url, headers={"Authorization": f"Bearer {approvers[0]}"}) as without:
+            body = {"action_hash": content.action_hash, "verdicts": [{"verdict": "edit", "edited_args": {"amount": 7}}]}
+            refusal(without.post(path, json=body), 400, "client-share-required")
+            wrong = {"Stateroom-Client-Share": base64.b64encode(b"x" * 32).decode()}
+            refusal(without.post(path, json=body, headers=wrong), 403, "client-share-wrong")
+        done = person.approvals.decide(approval.approval_id, edited, action_hash=content.action_hash)
+        assert done.status == "approved"
+        assert person.approvals.open(approval.approval_id).actions[0].edited_args == {"amount": 7}
+
+
 def test_all_whom_a_backend_names_are_one_unless_the_policy_says_otherwise(gateway, tenancy):
     for counts, expected in ((False, "pending"), (True, "approved")):
         admin = tenancy.tenant()
-        backend = tenancy.key(admin, None, [READ, DECIDE, "approval:assert"])
+        backend = tenancy.person(admin, [READ, DECIDE, "approval:assert"])
         with tenancy.client(admin) as client:
             policy = {"decisions_needed": 2, "asserted_count": counts}
             client.put("/v1/approval-policies", json=policy).raise_for_status()

@@ -7,6 +7,7 @@ import pytest
 
 from gateway.cli.main import run
 from stateroom import Client
+from tests.support.tenants import somebody_else
 
 
 @pytest.fixture
@@ -61,14 +62,8 @@ def test_effects_are_listed_shown_and_resolved(client, running_gateway, command,
     [shown] = command("effects", "show", "t", "a")
     assert (shown["args"], shown["result"], shown["status"]) == ({"n": 1}, [1], "done")
     assert [each["thread_id"] for each in command("effects", "unknown")] == ["t", "t"]
-    with Client(running_gateway.url, running_gateway.api_key) as admin:
-        body = {
-            "kind": "service",
-            "name": "k",
-            "permissions": ["state:read", "approval:decide", "subject:act_as"],
-            "grants": [],
-        }
-        decider = admin.request("POST", "/api-keys", body=body).decode()["api_key"]
+    permissions = ["state:read", "approval:decide", "subject:act_as"]
+    decider = somebody_else(running_gateway.url, running_gateway.operator_key, running_gateway.api_key, permissions)
     assert run(["effects", "resolve", "t", "b", "--yes"]) == 2  # whether it did is to be said
     assert run(["effects", "resolve", "t", "b", "--happened", "--result", "{", "--yes"]) == 2
     monkeypatch.setenv("STATEROOM_API_KEY", decider)

@@ -202,6 +202,12 @@ class Tenants:
         self.look_ups: list[str] = []
         self.touched: dict[tuple[UUID | None, str], datetime] = {}
 
+    async def maker_of(self, scope: TenantScope, key_id: str, peppers: Any) -> str | None:
+        return None
+
+    async def principal_of(self, scope: TenantScope, key_id: str, peppers: Any) -> str | None:
+        return key_id
+
     async def create(
         self, scope: OperatorScope, tenant: model.Tenant, first_key: model.ApiKeyRecord, actor: str
     ) -> model.Tenant:
@@ -424,7 +430,11 @@ class Approvals:
         return self.content
 
     async def decide(
-        self, scope: Scope | TenantListing, decision: approvals.Decision, voter: approvals.Voter
+        self,
+        scope: Scope | TenantListing,
+        decision: approvals.Decision,
+        voter: approvals.Voter,
+        share: ClientShare | None = None,
     ) -> approvals.Approval:
         if self.error is not None:
             raise self.error
