@@ -10,8 +10,11 @@ from typing import NamedTuple
 
 import pytest
 
+from storage.control.features import DECISIONS
 from storage.format.pieces import DIRECT_PIECES_MAX
 from storage.model import ChannelValue, FullState
+from tests.support.features import switch_on
+from tests.support.ledgers import claim
 from tests.support.states import contents, document, load, packed, put, save, state, write
 
 # Of the answer to a load: its row without what is sealed, and for each array of pieces or writes that has any, and for
@@ -26,6 +29,7 @@ MEMBERS_BYTES, MEMBER_BYTES = 100, 78
 SAVE_ASKS_BYTES, NEW_PIECE_BYTES = 534, 29  # six of them say that the tenant has no events, and six that no claim is
 PUT_ASKS_BYTES, NEW_WRITE_BYTES = 474, 41  # held; as of those before
 NAMES_BYTES = 8
+FENCE_BYTES = 8
 # A function that returns nothing: that it was called, and that the next call may come.
 DONE_BYTES = 36
 
@@ -167,6 +171,21 @@ async def test_a_save_on_the_head_writes_its_own_rows_and_sends_them_once(meter,
     new = pieces * (NEW_PIECE_BYTES + max(expected.pieces))  # they are alike; the piece that is kept is not sent
     assert cost.asked <= SAVE_ASKS_BYTES + sealed + new + NAMES_BYTES
     assert cost.answered <= DONE_BYTES
+
+
+async def test_a_save_under_a_claim_takes_no_statement_and_no_row_more_and_sends_its_fence(meter, scope, admin):
+    store = meter.store
+    await switch_on(store, DECISIONS)
+    for step in range(7):  # until nothing is prepared or planned any more
+        await save(store, scope, content=state(n=step))
+    without = await meter.cost(save(store, scope, content=state(n=7)))
+    held = await claim(store, scope)
+    under = await meter.cost(save(store, scope, content=state(n=8), fence=held.fence))
+    assert (under.read, under.written, under.answered) == (without.read, without.written, without.answered)
+    assert under.answered <= DONE_BYTES  # of one statement
+    assert under.asked - without.asked == FENCE_BYTES
+    until = await admin.fetchval("SELECT claimed_until FROM stateroom.threads WHERE tenant_id = $1", scope.tenant_id)
+    assert until > held.claimed_until
 
 
 @pytest.mark.parametrize("long", [False, True], ids=["inline", "pieces"])

@@ -5,8 +5,11 @@ long waiting makes sense.
 """
 
 from stateroom._protocol.core import Call, Steps, asked, encode_body, path
+from stateroom._thread_ledgers.held import this_worker, unnamed_run
 from stateroom._thread_ledgers.shapes import (
+    CLAIM_LEASE_SECONDS,
     ClaimInfo,
+    ClaimOptions,
     ClaimRelease,
     ClaimRenewal,
     ClaimRequest,
@@ -29,6 +32,25 @@ def _claim_path(thread_id: str, *more: str) -> str:
 
 def _effect_path(thread_id: str, name: str, *more: str) -> str:
     return path("threads", ":", thread_id, "effects", ":", name, *more)
+
+
+def wanted_claim(options: ClaimOptions, run_id: str | None, if_fence: int | None = None) -> ClaimRequest:
+    """The claim that a caller's options ask for.
+
+    Args:
+        options: What ``ClaimOptions`` lists.
+        run_id: The id of the run; ``None``: a new one.
+        if_fence: The fence of the claim that it takes the place of.
+    """
+    return ClaimRequest(
+        holder=options.get("holder") or this_worker(),
+        run_id=unnamed_run() if run_id is None else run_id,
+        lease_seconds=options.get("lease_seconds", CLAIM_LEASE_SECONDS),
+        exclusive=options.get("exclusive", False),
+        take_over=options.get("take_over", False),
+        note=options.get("note"),
+        if_fence=if_fence,
+    )
 
 
 def claim(thread_id: str, wanted: ClaimRequest) -> Steps[ClaimInfo]:

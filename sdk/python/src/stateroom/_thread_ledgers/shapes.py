@@ -10,7 +10,6 @@ from typing import Any, Literal, TypedDict
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from stateroom._thread_ledgers.held import this_worker, unnamed_run
 from stateroom.types import Status
 
 ClaimStatus = Literal["live", "expired", "released", "stuck"]
@@ -295,25 +294,6 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     take_over: bool = False
     note: str | None = None
     if_fence: int | None = None
-
-    @classmethod
-    def of(cls, options: ClaimOptions, run_id: str | None, if_fence: int | None = None) -> "ClaimRequest":
-        """The claim that a caller's options ask for.
-
-        Args:
-            options: What ``ClaimOptions`` lists.
-            run_id: The id of the run; ``None``: a new one.
-            if_fence: The fence of the claim that it takes the place of.
-        """
-        return cls(
-            holder=options.get("holder") or this_worker(),
-            run_id=unnamed_run() if run_id is None else run_id,
-            lease_seconds=options.get("lease_seconds", CLAIM_LEASE_SECONDS),
-            exclusive=options.get("exclusive", False),
-            take_over=options.get("take_over", False),
-            note=options.get("note"),
-            if_fence=if_fence,
-        )
 
 
 class ClaimRenewal(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -31,7 +31,6 @@ from stateroom._thread_ledgers.shapes import (
     EFFECT_LEASE_SECONDS,
     ClaimInfo,
     ClaimOptions,
-    ClaimRequest,
     Effect,
     EffectFinish,
     EffectResolve,
@@ -420,7 +419,7 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
             ThreadStuck: One run after the other died with it.
         """
         refuse_unknown("claim", options, ClaimOptions)
-        wanted = ClaimRequest.of(options, run_id, if_fence)
+        wanted = ledgers.wanted_claim(options, run_id, if_fence)
         seconds = options.get("run_seconds_max", RUN_SECONDS_MAX)
         return Claim(self._client, self._client.pin(), self.thread_id, wanted, self._held, seconds)
 

@@ -13,6 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from stateroom._langgraph.connections import Connected
 from stateroom._langgraph.runs import claimed, pin
 from stateroom._options import refuse_unknown
+from stateroom._thread_ledgers import requests
 from stateroom._thread_ledgers.async_claims import RUN_SECONDS_MAX, AsyncClaim
 from stateroom._thread_ledgers.claims import Claim
 from stateroom._thread_ledgers.held import Held
@@ -112,7 +113,7 @@ class ClaimedGraph:
 
     def _wanted(self, config: RunnableConfig) -> tuple[ClaimRequest, float]:
         run_id = config.get("run_id")
-        wanted = ClaimRequest.of(self._options, str(uuid4() if run_id is None else run_id))
+        wanted = requests.wanted_claim(self._options, str(uuid4() if run_id is None else run_id))
         return wanted, self._options.get("run_seconds_max", RUN_SECONDS_MAX)
 
 
