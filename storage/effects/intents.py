@@ -27,7 +27,7 @@ async def identity_of(wanted: EffectStart, scope: Scope) -> bytes:
 
 
 async def identity_in(args: bytes, identity: Sequence[str], scope: Scope) -> bytes:
-    """Give what `identity_of` gives, of arguments and the pointers into them."""
+    """The same as `identity_of` gives, of arguments and the pointers into them."""
     if len(args) <= _INLINE_BYTES:
         return _identity(args, identity)
     return await compute(scope.tenant_id, lambda: _identity(args, identity))

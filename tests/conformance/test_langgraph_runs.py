@@ -237,6 +237,25 @@ def test_two_resumes_of_one_interrupt_pay_once(saver, config, thread, durability
     assert effects(thread) == [("pay", "done", 1)]
 
 
+@pytest.mark.parametrize("durability", ["sync", "exit"])
+def test_the_next_turn_pays_anew_though_no_checkpoint_of_the_turn_before_was_stored(saver, config, durability):
+    keys = []
+
+    @effect_tool(mode="idempotent", name=lambda turn, to: f"{to}-{turn}", identity=["to"])
+    def pay(turn: int, to: str, provider_key: str = "") -> str:
+        keys.append(provider_key)
+        return "paid"
+
+    def node(state: Log):
+        return {"log": [pay(len(state["log"]), "bob")]}
+
+    graph = graph_of(node, saver)
+    graph.invoke({"log": ["pay bob"]}, config, durability="exit")
+    for _ in range(2):
+        graph.invoke({"log": ["pay bob once more"]}, config, durability=durability)
+    assert len(keys) == len({*keys}) == 3
+
+
 async def test_two_resumes_at_once_pay_once(saver, config, thread):
     acts = []
     graph, _ = agent(saver, acts)

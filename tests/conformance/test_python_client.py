@@ -25,7 +25,7 @@ from stateroom import (
 )
 from stateroom._protocol import calls
 from stateroom._protocol.wire import WriteIn, WritesRequest
-from stateroom._threads.steps import ONCE_ANCHOR, once_place
+from stateroom._threads.once.records import ONCE_ANCHOR, once_place
 
 
 class Item(msgspec.Struct):

@@ -449,6 +449,7 @@ READS = {
     },
     "effects.HEAD": {"namespace": "", **T1},
     "effects.LINE": {"namespace": "", "checkpoint_id": "c", "limit": 10, **T1},
+    "effects.STORED": {"namespace": "", "checkpoint_ids": ["c"], **T1},
     "effects.BUSY": T1,
     "effects.BURIED": {"tombstone": b"", "days": 30},
     "effects.FORGET_BURIED": {"days": -1},

@@ -128,11 +128,16 @@ WHERE (status = ANY (ARRAY['started'::text, 'unknown'::text]))
 
 
 def downgrade() -> None:
-    """Remove the tables, if no thread was claimed and no effect is kept."""
+    """Remove the tables, if no thread was claimed, no effect is kept, and none of a thread that went is remembered."""
     op.execute("""
 DO $body$ BEGIN
     IF EXISTS (SELECT FROM stateroom.claims) OR EXISTS (SELECT FROM stateroom.effects) THEN
         RAISE EXCEPTION 'threads have claims or effects: delete these threads before this revision is undone';
+    END IF;
+    IF EXISTS (SELECT FROM stateroom.effect_tombstones
+        WHERE removed_at > statement_timestamp() - interval '30 days') THEN
+        RAISE EXCEPTION 'what deleted threads did once is remembered for 30 days, so that threads of their ids do it'
+            ' not again: wait, or empty stateroom.effect_tombstones, before this revision is undone';
     END IF;
 END $body$
 """)

@@ -19,16 +19,23 @@ from stateroom import (
     InvalidRequest,
     NotConfigured,
     OnceKeyReused,
+    StateroomError,
     SubjectRequired,
     Thread,
     current_subject,
 )
+from stateroom._threads.once.records import ONCE_ANCHOR, once_place
 from stateroom._threads.plain import result_type, to_plain
-from stateroom._threads.steps import ONCE_ANCHOR, once_place
 from stateroom.langgraph import StateroomSaver
 
 HEAD = "1ef00000-0000-6000-8000-000000000001"
 NEXT = "1ef00000-0000-6000-8000-000000000002"
+MOMENT = datetime(2026, 11, 27, tzinfo=UTC).isoformat()
+EFFECT = {
+    "thread_id": "t", "namespace": "", "name": "hotel", "execution": 1, "attempt": 1, "mode": "idempotent",
+    "tool": "stateroom.once", "provider_key": "01a21e8b-405c-73bc-9769-815a002d4316", "started_at": MOMENT,
+    "leased_until": MOMENT, "result_state": "none", "started_by": "k",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -285,13 +292,16 @@ def test_a_once_call_whose_name_cannot_be_kept_is_refused_before_its_effect(clie
 
 
 class WriteStore:
-    """Pending writes as the contract has them: first wins at an index of 0 or more."""
+    """Pending writes as the contract has them: first wins at an index of 0 or more. There is no ledger of effects."""
 
-    def __init__(self):
+    def __init__(self, without_ledger=(404, "not-found")):
         self.kept = {}
+        self.without_ledger = without_ledger
 
     def __call__(self, request):
         place = request.url.path
+        if "/effects/" in place:
+            return problem(*self.without_ledger)
         kept = self.kept.setdefault(place, {})
         if request.method == "GET":
             return packed({"writes": [{"task_id": place.rsplit("/", 1)[1], **write} for write in kept.values()]})
@@ -306,14 +316,15 @@ class Booking:
     at: datetime
 
 
-def test_once_calls_once_per_name_and_finds_the_result_in_another_process(client_of):
+@pytest.mark.parametrize("answer", [(404, "not-found"), (409, "feature-off"), (409, "effects-exceeded")])
+def test_without_a_ledger_once_calls_once_per_name_and_finds_the_result_in_another_process(client_of, answer):
     calls = []
 
     def book(number: int) -> Booking:
         calls.append(number)
         return Booking(number, datetime(2026, 11, 21, tzinfo=UTC))
 
-    store = WriteStore()
+    store = WriteStore(answer)
     client, script = client_of(store)
     resumed, _ = client_of(store)
     first = client.thread("t").once("hotel", book, 1)
@@ -322,7 +333,31 @@ def test_once_calls_once_per_name_and_finds_the_result_in_another_process(client
     assert calls == [1, 3]
     assert first == again == Booking(1, datetime(2026, 11, 21, tzinfo=UTC))
     assert other.number == 3
-    assert f"/checkpoints/{ONCE_ANCHOR}/writes/once:" in script.requests[0].url.path
+    assert f"/checkpoints/{ONCE_ANCHOR}/writes/once:" in script.requests[1].url.path
+
+
+@pytest.mark.parametrize("code", ["not-found", "effect-in-progress", "effect-superseded", "effect-mismatch"])
+def test_what_a_once_call_itself_raises_is_raised_and_it_is_not_called_again(client_of, code):
+    kept, ran = {}, []
+
+    def gateway(request):
+        if request.url.path.endswith("/elsewhere"):
+            return problem(409 if code.startswith("effect") else 404, code)
+        if request.url.path.startswith("/v1/threads/t/effects/hotel"):
+            effect = EFFECT | {"status": "started"}
+            kept.update(sent(request))
+            return packed(effect if request.url.path.endswith("finish") else {"must_run": True, "effect": effect})
+        return packed({"writes": []})
+
+    client, _ = client_of(gateway)
+
+    def book():
+        ran.append(1)
+        client.request("GET", "/elsewhere")
+
+    with pytest.raises(StateroomError) as raised:
+        client.thread("t").once("hotel", book)
+    assert (raised.value.code, ran, kept["status"]) == (code, [1], "unknown")
 
 
 def test_once_keeps_nothing_when_the_call_fails(client_of):
@@ -372,7 +407,7 @@ def test_what_an_earlier_release_kept_does_not_say_its_arguments_and_is_returned
     (record,) = store.kept.values()
     del record[1]
     assert client.thread("t").once("hotel", lambda number: "again", 2) == "booked"
-    assert len(script.requests) == 3  # nothing more was stored
+    assert [each.method for each in script.requests].count("POST") == 1  # nothing more was stored
 
 
 def test_of_two_processes_in_the_same_once_call_with_other_arguments_the_later_is_told(client_of):

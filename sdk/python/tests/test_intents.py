@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from pydantic import BaseModel
 
-from stateroom._threads.intents import _canonical, intent_of
+from stateroom._threads.once.intents import _canonical, intent_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "formats" / "once-record.md"
 
@@ -101,7 +101,9 @@ def test_what_has_no_plain_form_counts_by_its_type_and_the_rest_is_still_compare
 
 @pytest.mark.slow
 def test_the_digest_is_the_same_in_processes_with_other_hash_seeds():
-    program = "from stateroom._threads.intents import intent_of; print(intent_of('n', [{*'a set has no order'}], {}))"
+    program = (
+        "from stateroom._threads.once.intents import intent_of; print(intent_of('n', [{*'a set has no order'}], {}))"
+    )
     told = [
         subprocess.run([sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, capture_output=True, check=True)  # noqa: S603 - our own program
         for seed in ("1", "2")

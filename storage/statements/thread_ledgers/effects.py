@@ -139,6 +139,17 @@ SELECT checkpoint_id, parent_id FROM line ORDER BY depth
 )
 
 
+# Those of some checkpoints that have a row: not what a program kept to itself, nor what was pruned or moved.
+STORED = Statement(
+    """
+SELECT checkpoint_id FROM stateroom.checkpoints
+WHERE tenant_id = :tenant_id AND subject_id = :subject_id AND thread_id = :thread_id
+  AND namespace = :namespace AND checkpoint_id = ANY(:checkpoint_ids::text[])
+""",
+    str,
+)
+
+
 class UnknownRow(msgspec.Struct, frozen=True):
     """An effect of which nobody knows whether it happened."""
 

@@ -234,6 +234,25 @@ async def test_an_ancestor_that_is_not_known_counts_as_one(store, scope, line):
     assert not (await start(store, scope, checkpoint_id="01890000-never")).must_run
 
 
+async def test_a_checkpoint_that_was_never_stored_is_no_other_line(store, scope, line):
+    _, left, right = line
+    never = "01890000-never"
+    paid = await start(store, scope, "call-1", checkpoint_id=never, mode="idempotent", args=1)
+    await finish(store, scope, paid)
+    later = await start(store, scope, "call-2", checkpoint_id=left, mode="idempotent", args=1)
+    assert (later.must_run, later.effect.repeats) == (True, None)
+    assert later.effect.provider_key != paid.effect.provider_key
+    # What is certainly on another line keeps the key, and the same name is told wherever it is asked for.
+    elsewhere = await start(store, scope, "call-3", checkpoint_id=right, mode="idempotent", args=1)
+    assert elsewhere.effect.provider_key == later.effect.provider_key
+    assert not (await start(store, scope, "call-1", checkpoint_id=right, mode="idempotent", args=1)).must_run
+    await finish(store, scope, await start(store, scope, "once-1", checkpoint_id=never, args=2))
+    with pytest.raises(EffectRepeats):
+        await start(store, scope, "once-2", checkpoint_id=left, args=2)
+    await window_over(store, scope)
+    assert (await start(store, scope, "once-2", checkpoint_id=left, args=2)).must_run
+
+
 async def test_calls_count_for_the_root_that_they_are_in(store, scope):
     await save(store, scope)
     await finish(store, scope, await start(store, scope, namespace="node:1"))

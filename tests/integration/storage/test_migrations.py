@@ -296,6 +296,13 @@ async def test_claims_and_effects_are_not_migrated_away(own_database, archiving,
     assert await current(owner_url) == db_revision_required()
     await store.threads.delete(scope, "t1")
     await store.close()
+    if what == "effect":
+        with pytest.raises(DBAPIError, match=r"remembered for 30 days.* empty stateroom\.effect_tombstones"):
+            await migrate(owner_url, command.downgrade, "a47")
+        assert await current(owner_url) == db_revision_required()
+        owner = await asyncpg.connect(owner_url.replace("+asyncpg", "", 1))
+        await owner.execute("UPDATE stateroom.effect_tombstones SET removed_at = removed_at - interval '30 days'")
+        await owner.close()
     await migrate(owner_url, command.downgrade, "a46")
     assert await current(owner_url) == "a46"
     await upgrade(owner_url)

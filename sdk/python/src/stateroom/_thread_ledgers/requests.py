@@ -128,10 +128,18 @@ def resolve(thread_id: str, name: str, found: EffectResolve) -> Steps[Effect]:
     return asked(call, Effect)
 
 
-def show(thread_id: str, name: str, namespace: str, execution: int | None = None) -> Steps[Effect]:
+def show(
+    thread_id: str, name: str, namespace: str, execution: int | None = None, *, after_seconds: float = 0.0
+) -> Steps[Effect]:
     """One execution of an effect, the newest unless one is named."""
-    query = (("namespace", namespace), ("execution", execution))
-    return asked(Call(method="GET", path=_effect_path(thread_id, name), query=query, repeatable=True), Effect)
+    call = Call(
+        method="GET",
+        path=_effect_path(thread_id, name),
+        query=(("namespace", namespace), ("execution", execution)),
+        repeatable=True,
+        after_seconds=after_seconds,
+    )
+    return asked(call, Effect)
 
 
 def effects(

@@ -5,7 +5,6 @@ fork starts from. It is not safe to use one thread object from several threads o
 each, a race between them is then reported as ``HeadMoved``.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Generic, TypedDict
@@ -23,8 +22,6 @@ from stateroom._protocol.wire import (
     HoledCheckpoint,
     SaveRequest,
     ThreadSettings,
-    WriteIn,
-    WritesRequest,
     unset_if_none,
 )
 from stateroom._remembered.leaf_notes import large_values, notes_by_channel
@@ -37,7 +34,7 @@ from stateroom._threads.effect_calls import EffectPlace
 from stateroom._threads.long_lists import asked_about, is_due
 from stateroom._threads.plain import from_plain, result_type, state_from_plain, state_to_plain, to_plain
 from stateroom._threads.trajectories import Lines
-from stateroom.errors import CheckpointNotFound, InvalidRequest, NotFound, OnceKeyReused
+from stateroom.errors import CheckpointNotFound, InvalidRequest, NotFound
 from stateroom.schema import StateVersion, accepted
 from stateroom.types import (
     CheckpointOptions,
@@ -51,46 +48,6 @@ from stateroom.types import (
     Status,
     ThreadInfo,
 )
-
-ONCE_ANCHOR = "stateroom:once"
-"""The checkpoint id that all ``once`` results of a namespace are kept under. No checkpoint has it.
-
-Writes may precede their checkpoint, and pruning removes writes of removed checkpoints only; so results found
-here are as old as the thread itself, whatever was saved or pruned since.
-"""
-
-# A record of two writes: docs/formats/once-record.md.
-ONCE_RESULT_IDX = 0
-ONCE_INTENT_IDX = 1
-ONCE_INTENT = "stateroom:intent"
-
-CHANNEL_BYTES_MAX = 255
-
-
-def once_place(once_key: str) -> tuple[str, str]:
-    """Where the result of a once-call is kept.
-
-    Args:
-        once_key: The call's name inside its thread and namespace.
-
-    Returns:
-        Task id and channel: a digest of the name (stable between processes and releases), and the name
-        itself, or its digest when it is too long for a channel.
-
-    Raises:
-        InvalidRequest: The name is empty, holds a NUL, or is not a valid text.
-    """
-    if not isinstance(once_key, str) or not once_key:
-        raise InvalidRequest("a once-call needs a name that is a non-empty text")
-    if "\0" in once_key:
-        raise InvalidRequest("a once-call's name must not hold a NUL")
-    try:
-        raw = once_key.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequest("a once-call's name must be valid Unicode text") from None
-    digest = hashlib.sha256(raw).hexdigest()
-    channel = once_key if len(raw) <= CHANNEL_BYTES_MAX else f"sha256:{digest}"
-    return f"once:{digest[:32]}", channel
 
 
 class ThreadOptions(TypedDict):
@@ -361,43 +318,6 @@ class ThreadSteps(Generic[StateT]):
         self._long = receipt.needs_compaction
         self._fork_of = None
         self._take_position(receipt.checkpoint_id, receipt.step)
-
-    def _recall(self, once_key: str, intent: str) -> Steps[tuple[bool, Any]]:
-        """Whether a once-call finished before, and its result.
-
-        Raises:
-            OnceKeyReused: It finished with other arguments.
-        """
-        task_id, channel = once_place(once_key)
-        page = yield from calls.read_writes(self.thread_id, self.namespace, ONCE_ANCHOR, task_id)
-        kept = {each.idx: each for each in page.writes}
-        result, asked = kept.get(ONCE_RESULT_IDX), kept.get(ONCE_INTENT_IDX)
-        if result is None or result.channel != channel:
-            return False, None
-        # What an earlier release kept does not say what was asked.
-        if asked is not None and asked.value != intent:
-            raise OnceKeyReused("a call of this name finished with other arguments; each call needs a name of its own")
-        return True, result.value
-
-    def _record(self, once_key: str, intent: str, result: Any) -> Steps[Any]:
-        """Keep a result; the one kept first wins and is returned.
-
-        Raises:
-            OnceKeyReused: The one kept first is of a call with other arguments.
-        """
-        task_id, channel = once_place(once_key)
-        plain = to_plain(result)
-        writes = [
-            WriteIn(channel=channel, idx=ONCE_RESULT_IDX, value=plain),
-            WriteIn(channel=ONCE_INTENT, idx=ONCE_INTENT_IDX, value=intent),
-        ]
-        request = WritesRequest(writes=writes, namespace=self.namespace, fence=self._held.fence)
-        receipt = yield from calls.write(self.thread_id, ONCE_ANCHOR, task_id, request)
-        if receipt.stored < len(writes):
-            was_kept, kept = yield from self._recall(once_key, intent)
-            if was_kept:
-                return kept
-        return plain
 
     @staticmethod
     def _typed_result(plain: Any, fn: Callable[..., Any]) -> Any:

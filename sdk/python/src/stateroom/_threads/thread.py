@@ -43,7 +43,7 @@ from stateroom._thread_ledgers.shapes import (
 from stateroom._threads.effect_calls import EffectOptions, EffectPolicy, Result, ToolCall
 from stateroom._threads.effects import run_effect, starting
 from stateroom._threads.fixtures import Fixture, fixture_lines, loading
-from stateroom._threads.intents import intent_of
+from stateroom._threads.once.calls import call_once
 from stateroom._threads.plain import to_plain
 from stateroom._threads.steps import ThreadOptions, ThreadSteps
 from stateroom._threads.trajectories import Lines, StepT, TrajectoryStep, Wanted, step_lines
@@ -357,14 +357,18 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
     def once(self, once_key: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call ``fn`` unless a call of this name finished before in this thread and namespace.
 
-        The result is kept in the gateway as a pending write, outlives later saves and pruning, and is found
-        by a resumed process even if nothing was saved after the call. It is returned as a plain tree,
-        converted to ``fn``'s annotated return type, in the first call just as in later ones.
+        The result is kept in the thread's ledger of effects, outlives later saves and pruning, is the same on every
+        branch of the thread, and is found by a resumed process even if nothing was saved after the call. It is
+        returned as a plain tree, converted to ``fn``'s annotated return type, in the first call just as in later ones.
 
         A crash after the effect and before its result is kept stays ambiguous: it cannot be told whether the effect
-        happened, and the next call repeats it. Give ``once_key`` to the service that is called, as its idempotency key,
-        where that matters. Two processes calling at the same time may both run ``fn``; the result kept first wins and
-        both return it.
+        happened, and the next call repeats it, under the same provider key (``current_effect()`` has it in ``fn``; or
+        give ``once_key`` to the service that is called). ``effect(mode="once")`` refuses to repeat it instead. A call
+        whose name another process is calling waits until that is done, for at most five seconds; then it may be dead,
+        and ``fn`` runs here, too. The result kept first wins and both return it.
+
+        A gateway that keeps no effects yet keeps the result as a pending write, as releases before did; what they kept
+        is seen.
 
         Args:
             once_key: The call's name, unique in this thread and namespace: another call needs another name.
@@ -379,12 +383,10 @@ class Thread(ThreadSteps[StateT], Generic[StateT]):
             OnceKeyReused: A call of this name finished with other arguments. Nothing was called, unless both ran at the
                 same time.
             InvalidRequest: The result has no plain form (the effect happened, and is not kept).
+            ResultMissing: It finished, and the gateway did not take its result.
         """
-        intent = intent_of(once_key, args, kwargs)
-        was_kept, kept = self._client.drive(self._recall(once_key, intent))
-        if not was_kept:
-            result = finished(fn(*args, **kwargs))
-            kept = self._client.drive(self._record(once_key, intent, result))
+        called = ToolCall(fn, args, kwargs)
+        kept = call_once(self._client, self._client.pin(), self._place_of(once_key), once_key, called)
         return cast(R, self._typed_result(kept, fn))
 
     def claim(
