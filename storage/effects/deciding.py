@@ -21,6 +21,8 @@ class Current(NamedTuple):
         own_fence: Whether it was started under the fence that the caller holds.
         lease_over: Whether whoever started it is taken for dead.
         fence_lost: Whether it was started under a claim that was released, or is another's now.
+        was_repeated: Whether it was begun more than once as something that may be repeated: that its last attempt
+            failed says nothing of those before.
     """
 
     mode: Mode
@@ -29,6 +31,7 @@ class Current(NamedTuple):
     own_fence: bool = False
     lease_over: bool = False
     fence_lost: bool = False
+    was_repeated: bool = False
 
 
 def decide_current(found: Current) -> CurrentAnswer:
@@ -42,7 +45,9 @@ def decide_current(found: Current) -> CurrentAnswer:
     match found.status:
         case "done":
             return "replay"
-        case "failed" | "voided":
+        case "failed":
+            return "became-unknown" if found.mode == "once" and found.was_repeated else "again"
+        case "voided":
             return "again"
         case "unknown":
             return "unknown" if found.mode == "once" else "again"

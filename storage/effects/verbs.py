@@ -233,6 +233,7 @@ class Effects:
                 own_fence=wanted.fence is not None and wanted.fence == row.fence,
                 lease_over=row.leased_until <= ledger.now,
                 fence_lost=row.fence not in {0, fence},
+                was_repeated=row.mode != "once" and row.attempt > 1,
             )
         )
         match answer:

@@ -550,6 +550,21 @@ async def test_what_may_not_be_repeated_now_is_not_although_it_was_begun_as_what
         await start(store, scope, mode="idempotent")
 
 
+async def test_what_was_repeated_may_have_happened_although_its_last_attempt_failed(store, scope):
+    await save(store, scope)
+    first = await start(store, scope, mode="idempotent")
+    await finish(store, scope, first, "unknown", error="Timeout")
+    again = await start(store, scope, mode="idempotent")
+    await finish(store, scope, again, "failed", error="Declined")
+    with pytest.raises(EffectUnknown) as unknown:
+        await start(store, scope, mode="once")
+    assert unknown.value.attempt == 2
+    with pytest.raises(EffectUnknown):
+        await start(store, scope, mode="once")
+    await resolve(store, scope, again.effect, happened=False)
+    assert (await start(store, scope, mode="once")).must_run
+
+
 async def test_of_many_starts_with_one_approval_one_acts(store, scope):
     args = {"to": "bob", "amount": 5}
     approval_id = await approved(store, scope, args)
