@@ -24,7 +24,7 @@ from gateway.cli.remote import (
 )
 from gateway.cli.remote.administration import api_keys, audit, break_glass, tenants
 from gateway.cli.remote.schemas import save_policies, states, vector_policies
-from gateway.cli.remote.thread_ledgers import approvals, claims, effects
+from gateway.cli.remote.thread_ledgers import approval_policies, approvals, claims, effects
 
 COMMAND_GROUPS: list[CommandGroupDict] = [
     {"name": "Run a gateway", "commands": ["serve", "worker", "init", "doctor", "db", "root-key", "fsck", "sweep"]},
@@ -42,6 +42,7 @@ COMMAND_GROUPS: list[CommandGroupDict] = [
             "item",
             "events",
             "approvals",
+            "approval-policy",
             "audit",
             "archive",
             "restore",
@@ -100,8 +101,8 @@ def commands() -> None:
 
 for _module in (
     running, collection, tenants, api_keys, threads, checkpoints, archive, artifacts, workspaces, items, events,
-    approvals, effects, audit, verification, states, keys, break_glass, transfer, retention, save_policies,
-    vector_policies,
+    approvals, approval_policies, effects, audit, verification, states, keys, break_glass, transfer, retention,
+    save_policies, vector_policies,
     replay, completion,
 ):  # fmt: skip
     for _command in _module.COMMANDS:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 from gateway.cli import render
-from gateway.cli.calling import Listing, Remote, as_approver, confirm, yes_option
+from gateway.cli.calling import Listing, Remote, as_approver, as_subject, confirm, yes_option
 from gateway.cli.parameters import Page, page_options
 
 if TYPE_CHECKING:
@@ -240,6 +240,18 @@ def approvals_respond(*, approval_id: str, response: Any, deciding: Deciding, re
     from stateroom import Verdict
 
     _decide(remote, approval_id, deciding, "Answer", lambda _: Verdict.respond(response, deciding.message))
+
+
+@approvals_group.command("cancel")
+@click.argument("approval_id")
+@as_subject
+def approvals_cancel(*, approval_id: str, remote: Remote) -> None:
+    """Take a question back that waits, for the subject that it is about (STATEROOM_API_KEY, --subject)."""
+    done = remote.call("POST", ["approvals", approval_id, "cancel"])
+    if remote.as_json:
+        render.emit_json(done)
+    else:
+        render.say(f"{done['approval_id']} is {done['status']}.")
 
 
 COMMANDS = (approvals_group,)

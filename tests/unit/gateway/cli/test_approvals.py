@@ -48,6 +48,34 @@ def test_a_person_is_shown_and_asked_before_anything_is_decided(command, gateway
     assert gateway.last.body == {"action_hash": HASH, "verdicts": [{"verdict": "approve", "message": "fine"}]}
 
 
+def test_a_question_is_taken_back_for_its_subject(command, gateway):
+    gateway.answer({**APPROVAL, "status": "cancelled"})
+    outcome = command("approvals", "cancel", ID, "--subject", "user-42")
+    assert outcome.code == 0, outcome.err
+    assert (gateway.last.method, gateway.last.path) == ("POST", f"/v1/approvals/{ID}/cancel")
+    assert f"{ID} is cancelled." in outcome.err
+
+
+def test_policies_are_said_taken_back_and_listed(command, gateway):
+    policy = {"required": True, "decisions_needed": 2}
+    entry = {"agent": None, "tool": "pay", "policy": policy, "updated_at": None, "damaged": False}
+    damaged = {"agent": "a", "tool": None, "policy": None, "updated_at": None, "damaged": True}
+    gateway.answer({"policies": [entry, damaged]})
+    outcome = command("approval-policy", "set", "--tool", "pay", "--required", "--decisions", "2", "--four-eyes")
+    assert outcome.code == 0, outcome.err
+    assert (gateway.last.method, gateway.last.path) == ("PUT", "/v1/approval-policies")
+    assert gateway.last.query == {"tool": "pay"}
+    assert gateway.last.body == {"required": True, "decisions_needed": 2, "requester_may_approve": False}
+    for said in ("(all)", "pay", "required=true", "decisions_needed=2", "damaged: say it again"):
+        assert said in outcome.out
+    gateway.answer({"policies": []})
+    assert command("approval-policy", "remove", "--tool", "pay").code == 0
+    assert (gateway.last.method, gateway.last.query) == ("DELETE", {"tool": "pay"})
+    gateway.answer({"policies": []})
+    assert command("approval-policy", "list", "--json").out.strip() == '{"policies":[]}'
+    assert command("approval-policy", "set", "--decisions", "6").code == 2
+
+
 @pytest.mark.parametrize("word", ["approve", "reject"])
 def test_who_says_no_decides_nothing(command, gateway, environment, word):
     gateway.answer(APPROVAL)
