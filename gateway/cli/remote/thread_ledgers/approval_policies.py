@@ -37,7 +37,7 @@ class _Asked:
 
     @property
     def body(self) -> dict[str, Any]:
-        """As the gateway takes it."""
+        """The body of the request."""
         return {name: getattr(self, name) for name in self.__slots__ if getattr(self, name) is not None}
 
 
