@@ -2,12 +2,14 @@
 
 import asyncio
 from copy import copy
+from datetime import UTC, datetime
 
 import msgpack
 import msgspec
 import pytest
 
 from crypto import KeyDestroyed, peek_header
+from storage.approvals.model import ApprovalQuery, Decision, Verdict, Voter
 from storage.blobs.memory import MemoryBlobStore
 from storage.control.features import DECISIONS, SEGMENTS
 from storage.errors import (
@@ -21,7 +23,7 @@ from storage.errors import (
     ThreadClaimed,
 )
 from storage.migration.jobs import STATE_MIGRATE_KIND, STATE_PLAN_KIND, STATE_ROLLBACK_KIND, read_position
-from storage.model import Compaction, Save
+from storage.model import Asker, Compaction, NewAction, NewApproval, Save
 from storage.retention.planner import Policy
 from storage.schemas.registry import Definition
 from storage.scope import Scope, TenantScope
@@ -147,6 +149,34 @@ async def _retained(store, scope):
 VERBS = [
     _archived, _segmented, _pruned, _runs_deleted, _thinned, _compacted, _written, _copied, _swept, _retained,
 ]  # fmt: skip
+
+
+APPROVALS = ("approvals", "approval_actions", "approval_votes", "ledger_seals")
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__[1:])
+async def test_a_verb_leaves_what_was_asked_and_decided_as_it_is(store, scope, admin, verb):
+    await fill(store, scope)
+    await save(store, scope, content=state(messages=["a", "b", "c"]), run_id="run-1")
+    await ledger(store, scope)
+    ann = Voter("key-ann", "ann", datetime(2020, 1, 1, tzinfo=UTC))
+    for number, verdict in enumerate(("approve", "reject", None)):
+        asked = NewApproval(f"q-{number}", (NewAction("pay", msgpack.packb({"amount": number})),), message="Pay?")
+        await save(
+            store, scope, content=state(x=[1]), namespace="asking", approvals=(asked,), asker=Asker("agent", "agent")
+        )
+        [approval] = (await store.approvals.list(scope, ApprovalQuery(status="pending"))).approvals
+        content = await store.approvals.open(scope, approval.approval_id, ann)
+        if verdict is not None:
+            decision = Decision(approval.approval_id, content.action_hash or "", (Verdict(verdict),))
+            await store.approvals.decide(scope, decision, ann)
+    before = {table: await rows(admin, scope, table) for table in APPROVALS}
+    assert sorted(each["status"] for each in before["approvals"]) == ["approved", "pending", "rejected"]
+    await verb(store, scope)
+    assert {table: await rows(admin, scope, table) for table in APPROVALS} == before
+    content = await store.approvals.open(scope, approval.approval_id, ann)
+    assert (content.message, content.approval.status) == ("Pay?", "pending")
+    await clean(store, scope)
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__[1:])
