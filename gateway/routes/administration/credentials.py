@@ -141,7 +141,7 @@ def _check_request(request: wire.api_keys.ApiKeyRequest, grants: frozenset[str],
         )
 
 
-def _principal_of(call: Call[TenantScope], request: wire.api_keys.ApiKeyRequest, key_id: str) -> str | None:
+async def _principal_of(call: Call[TenantScope], request: wire.api_keys.ApiKeyRequest, key_id: str) -> str | None:
     """Who stands behind a new key; None: an older build may run, which knows of no principals.
 
     A key that decides about approvals makes none of another principal: else one person could vote twice.
@@ -150,6 +150,7 @@ def _principal_of(call: Call[TenantScope], request: wire.api_keys.ApiKeyRequest,
         FeatureOff: One is named, and an older build may run.
         PermissionDenied: The key that asks decides, and another principal than its own is named.
     """
+    await call.store.features.ready()
     if not call.store.features.is_switched_on(DECISIONS):
         if request.principal is not None:
             raise FeatureOff("keys have principals once no older gateway or worker runs: stateroom db finish-upgrade")
@@ -178,7 +179,7 @@ async def create_api_key(call: Call[TenantScope]) -> Answer:
     ids = derived_ids(call, call.scope.tenant_id, name, body)
     peppers = call.services.settings.peppers
     made = api_keys.generate(peppers, None if ids is None else ids.key_id())
-    stands = _principal_of(call, request, made.key_id)
+    stands = await _principal_of(call, request, made.key_id)
     record, text = api_keys.mint(
         peppers,
         api_keys.NewKey(

@@ -366,7 +366,7 @@ class Endless:
     def __init__(self):
         self.reached = asyncio.Event()
 
-    async def archive(self, scope, thread_id, *, actor="", storage_class=None, activity=None):
+    async def archive(self, scope, thread_id, *, actor="", storage_class=None, activity=None, guard=None):
         self.reached.set()
         await asyncio.Event().wait()
 

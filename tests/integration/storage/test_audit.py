@@ -94,7 +94,8 @@ async def test_credentials_and_tenants_leave_events_with_who_and_what(store):
     ]
     assert found[2].detail == {
         "kind": "subject", "subject_id": "user-1", "permissions": ["state:read"], "grants": ["state:read"],
-        "expires_at": None
+        "expires_at": None,
+        "principal": bound.key_id,
     }  # fmt: skip
     operators = await events(store, OperatorScope())
     assert (operators[-1].action, operators[-1].target) == ("tenant.create", f"tenant:{tenant.tenant_id}")

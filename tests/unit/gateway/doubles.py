@@ -339,6 +339,9 @@ class Features:
     async def refresh(self) -> None:
         pass
 
+    async def ready(self) -> None:
+        pass
+
     def is_switched_on(self, feature: object) -> bool:
         return True
 
