@@ -55,8 +55,8 @@ def check_voter(approval: ApprovalRow, voter: Voter, verdicts: Sequence[Verdict]
     asked = {approval.requested_by, approval.requested_principal}
     counts = {voter.named} if voter.asserted_principal and approval.asserted_count else {voter.principal, voter.named}
     own = {voter.key_id, voter.made_by}
-    if counts & asked or (
-        (own & asked or voter.made_asker) and not (voter.asserted_principal and approval.asserted_count)
+    if counts & {*asked, voter.asker_made_by} or (
+        own & asked and not (voter.asserted_principal and approval.asserted_count)
     ):
         raise ApprovalNotYours
 

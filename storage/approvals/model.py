@@ -218,7 +218,7 @@ class Voter:
         asserted_principal: The person whom a backend names.
         made_by: The key that made this one, where that is known.
         break_glass: Whether it is an operator's emergency key, which never approves.
-        made_asker: Whether the principal made the key that asks.
+        asker_made_by: Who stands behind the key that made the one that asks, where that is known.
     """
 
     key_id: str
@@ -227,7 +227,7 @@ class Voter:
     asserted_principal: str | None = None
     made_by: str | None = None
     break_glass: bool = False
-    made_asker: bool = False
+    asker_made_by: str | None = None
 
     @property
     def named(self) -> str:

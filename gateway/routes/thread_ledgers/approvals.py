@@ -154,12 +154,11 @@ async def open_approval(call: Call[Scope | TenantListing], approval_id: str) -> 
     return call.exchange.reply(shown)
 
 
-async def _made_asker(call: Call[Scope | TenantListing], approval_id: UUID) -> bool:
-    """Whether the principal that decides made the key that asks."""
+async def _asker_made_by(call: Call[Scope | TenantListing], approval_id: UUID) -> str | None:
+    """Who stands behind the key that made the one that asks."""
     approval = await call.store.approvals.get(call.scope, approval_id)
     tenant, peppers = TenantScope(call.scope.tenant_id), call.services.settings.peppers
-    maker = await call.store.tenants.maker_of(tenant, approval.requested_by, peppers)
-    return maker == call.principal.principal
+    return await call.store.tenants.maker_of(tenant, approval.requested_by, peppers)
 
 
 @Operation(
@@ -183,7 +182,7 @@ async def decide_approval(call: Call[Scope | TenantListing], approval_id: str) -
     request, name, body = await call.exchange.body(wire.DecisionRequest)
     verdicts = await call.exchange.reservation.run(verdicts_in(request.verdicts, name), len(body))
     decision = model.Decision(wanted, request.action_hash, verdicts)
-    voter = replace(voter_of(call.principal, asserted), made_asker=await _made_asker(call, wanted))
+    voter = replace(voter_of(call.principal, asserted), asker_made_by=await _asker_made_by(call, wanted))
     work = call.store.approvals.decide(call.scope, decision, voter, call.exchange.client_share())
     approval = await call.commit(work)
     call.services.undecided.wake(call.scope.tenant_id, wanted)

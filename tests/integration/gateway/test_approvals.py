@@ -204,6 +204,24 @@ def test_whoever_made_the_key_that_asks_does_not_approve(gateway, tenancy):
         assert person.post(f"{path}/decisions", json=body).json()["status"] == "rejected"
 
 
+def test_nor_does_a_person_whom_a_backend_names_and_who_made_it(gateway, tenancy):
+    admin = tenancy.tenant()
+    with tenancy.client(admin) as client:
+        assert client.put("/v1/approval-policies", json={"asserted_count": True}).status_code == 200
+    maker = tenancy.person(admin, ["tenant:admin"], "ann", grants=AGENT)
+    backend = tenancy.person(admin, [READ, DECIDE, "approval:assert"])
+    with tenancy.client(maker) as client:
+        body = {"kind": "service", "permissions": AGENT, "principal": "robot"}
+        agent = client.post("/v1/api-keys", json=body).json()["api_key"]
+    approval = asked(gateway, agent)
+    path = f"/v1/approvals/{approval.approval_id}"
+    for name, status in (("ann", 403), ("bob", 200)):
+        with tenancy.client(backend, None, **{"Stateroom-Principal": name}) as client:
+            digest = client.get(f"{path}/content").json()["action_hash"]
+            body = {"action_hash": digest, "verdicts": [{"verdict": "approve"}]}
+            assert client.post(f"{path}/decisions", json=body).status_code == status
+
+
 def test_an_edit_of_what_takes_a_share_takes_it(gateway, admin, approvers):
     approval = asked(gateway, admin, client_share=b"s" * 32)
     path = f"/v1/approvals/{approval.approval_id}/decisions"
