@@ -18,7 +18,7 @@ from storage.scope import Scope
 from tests.support.archive_rows import opened
 from tests.support.death import Death, Died
 from tests.support.features import switch_on
-from tests.support.interleaving import CancelAtAwait, SteeredUnitOfWork, parts_of
+from tests.support.interleaving import CancelAtAwait, SteeredUnitOfWork, parts_of, settled
 from tests.support.ledgers import TABLES, claim, effect_over, finish, resolve, rows, start
 from tests.support.states import save
 
@@ -174,6 +174,7 @@ async def test_a_start_that_is_cancelled_at_any_await_is_started_at_most_once(st
 
         cancelling = CancelAtAwait(work(), number)
         await cancelling.run()
+        await settled(admin)
         stored = await rows(admin, scope, "effects")
         assert len(stored) <= 1
         await clean(store, scope)
@@ -214,6 +215,7 @@ async def test_an_end_that_is_cancelled_at_any_await_is_said_whole_or_not_at_all
 
         cancelling = CancelAtAwait(work(), number)
         await cancelling.run()
+        await settled(admin)
         await clean(store, scope)
         (row,) = await rows(admin, scope, "effects")
         seen.add(row["status"])

@@ -188,6 +188,16 @@ async def blocked(watcher: asyncpg.Connection, sessions: int = 1) -> None:
             pass
 
 
+async def settled(watcher: asyncpg.Connection) -> None:
+    """Wait until nobody else is at work in this database: a COMMIT whose caller was cancelled may come all the same."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while await watcher.fetchval(
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND state <> 'idle'"
+        ):
+            pass
+
+
 class CancelAtAwait:
     """Awaits ``work`` and cancels the task at its ``number``-th suspension (counted from 1), exactly."""
 
