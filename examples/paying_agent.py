@@ -19,6 +19,7 @@ from typing import Annotated, Any, TypedDict
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, tool
+from langgraph.errors import UnknownInterruptError
 from langgraph.graph import START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
@@ -85,7 +86,8 @@ def main() -> None:
                 say("answered", status=client.approvals.wait(approval.approval_id).status)
         try:
             resume(graph, saver, config)
-        except StateroomError as error:  # another process of this agent was faster: it is not done again
+        # Another process of this agent was faster: the question is not open any more, or the call is on its way.
+        except (UnknownInterruptError, StateroomError) as error:
             say("refused", error=type(error).__name__)
         say("finished", done=graph.get_state(config).values["done"])
 
