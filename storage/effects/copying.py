@@ -5,31 +5,24 @@ stays where it is: the copy begins it anew.
 """
 
 from collections.abc import Callable
+from contextlib import aclosing
 
 import msgspec
 
 from crypto import Sealer
-from storage.concurrency.turns import Pauses
-from storage.effects.rows import check_parts, check_row
+from storage.effects.rows import add_row, check_parts, check_row, sealed_row, whole_effects
 from storage.format.thread_ledgers.effect import (
     PARTS,
     EffectColumns,
-    counted,
     open_asked,
     open_part,
-    seal_part,
 )
 from storage.format.thread_ledgers.names import effect_name_mac
-from storage.format.thread_ledgers.seal import EFFECT_PARTS, effect_part
+from storage.format.thread_ledgers.seal import EFFECT_PARTS
 from storage.format.token import ThreadToken
 from storage.postgres.unit_of_work import Transaction
-from storage.statements.thread_ledgers import effects as sql
-from storage.statements.thread_ledgers import verifying as verifying_sql
 from storage.statements.thread_ledgers.effects import WholeEffectRow
 from storage.thread_ledgers.locked import LockedLedger
-
-# An effect has up to 2 MiB.
-_PAGE_ROWS = 8
 
 
 async def copy_effects(
@@ -45,29 +38,14 @@ async def copy_effects(
     if not any(each.count for each in before.seal.effects):
         return 0
     ledger = await LockedLedger.lock(transaction, sealer, target)
-    pauses = Pauses()
-    copied, place = 0, ("", b"", 0)
-    while True:
-        rows = await transaction.fetch_all(
-            verifying_sql.EFFECTS_AFTER,
-            thread_id=source,
-            after_namespace=place[0],
-            after_name=place[1],
-            after_execution=place[2],
-            limit=_PAGE_ROWS,
-        )
-        for row in rows:
-            place = (row.namespace, row.name_mac, row.execution)
+    copied = 0
+    async with aclosing(whole_effects(transaction, source)) as rows:
+        async for row in rows:
             check_row(before, row)
-            await pauses.after(2 * (len(row.args) + len(row.result or b"")))
             again = _copied(ledger, row)
             if again is not None:
-                await transaction.run(sql.ADD, **msgspec.structs.asdict(again))
-                place_and_mac = counted(again.namespace, again.name_mac, again.execution, again.mac)
-                ledger.add(effect_part(again.name_mac), "effect", place_and_mac)
+                await add_row(transaction, ledger, again)
                 copied += 1
-        if len(rows) < _PAGE_ROWS:
-            break
     if copied:
         await ledger.store(transaction, noted)
     return copied
@@ -99,9 +77,5 @@ def _copied(ledger: LockedLedger, row: WholeEffectRow) -> WholeEffectRow | None:
     columns = msgspec.structs.replace(
         history, thread_id=target, name_mac=effect_name_mac(sealer, target, row.namespace, name)
     )
-    parts: dict[str, bytes | None] = {}
-    for part in PARTS:
-        plaintext = open_part(sealer, row.columns, part, getattr(row, part))
-        parts[part] = None if plaintext is None else seal_part(sealer, columns, part, plaintext)
-    mac = columns.proof(sealer, ledger.opened_thread.incarnation)
-    return WholeEffectRow(**msgspec.structs.asdict(columns), mac=mac, **parts)  # type: ignore[arg-type]  # of `PARTS`
+    said = {part: open_part(sealer, row.columns, part, getattr(row, part)) for part in PARTS}
+    return sealed_row(ledger, columns, said)

@@ -5,15 +5,13 @@ here; when records are read and written, and that each thread's come in one orde
 """
 
 from collections.abc import AsyncGenerator, Iterable
-
-import msgspec
+from contextlib import aclosing
 
 from crypto import Sealer
-from storage.concurrency.turns import Pauses
 from storage.effects.copying import as_history
 from storage.effects.intents import identity_in
 from storage.effects.model import EFFECT_EXECUTIONS_MAX, EFFECTS_MAX, EffectStart
-from storage.effects.rows import check_parts, check_row
+from storage.effects.rows import add_row, check_parts, check_row, sealed_row, whole_effects
 from storage.errors import ImportRefused, InvalidState, LimitExceeded, StorageError
 from storage.format.export import EffectRecord
 from storage.format.thread_ledgers.effect import (
@@ -22,26 +20,17 @@ from storage.format.thread_ledgers.effect import (
     EffectColumns,
     Outcome,
     Part,
-    counted,
     encode,
     open_asked,
     open_outcome,
     open_part,
-    part_member,
-    seal_part,
 )
 from storage.format.thread_ledgers.names import effect_name_mac, intent_mac, root_of
-from storage.format.thread_ledgers.seal import EFFECT_PARTS, effect_part
+from storage.format.thread_ledgers.seal import EFFECT_PARTS
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
-from storage.statements.thread_ledgers import effects as sql
-from storage.statements.thread_ledgers import verifying as verifying_sql
 from storage.statements.thread_ledgers.effects import WholeEffectRow
 from storage.thread_ledgers.locked import LockedLedger
-
-# An effect has up to 2 MiB.
-PAGE_ROWS = 8
-_BEFORE_ALL = ("", b"", 0)
 
 
 def place_of(record: EffectRecord) -> tuple[bytes, bytes, int]:
@@ -57,25 +46,12 @@ async def effects_out(transaction: Transaction, sealer: Sealer, thread_id: str) 
     """
     ledger = await LockedLedger.read(transaction, sealer, thread_id)
     await check_parts(transaction, ledger, range(EFFECT_PARTS))
-    pauses, place = Pauses(), _BEFORE_ALL
-    while True:
-        rows = await transaction.fetch_all(
-            verifying_sql.EFFECTS_AFTER,
-            thread_id=thread_id,
-            after_namespace=place[0],
-            after_name=place[1],
-            after_execution=place[2],
-            limit=PAGE_ROWS,
-        )
-        for row in rows:
-            place = (row.namespace, row.name_mac, row.execution)
+    async with aclosing(whole_effects(transaction, thread_id)) as rows:
+        async for row in rows:
             check_row(ledger, row)
-            await pauses.after(len(row.args) + len(row.result or b""))
             history = as_history(row.columns)
             if history is not None:
                 yield _record(sealer, row, history)
-        if len(rows) < PAGE_ROWS:
-            return
 
 
 def _record(sealer: Sealer, row: WholeEffectRow, history: EffectColumns) -> EffectRecord:
@@ -154,12 +130,10 @@ async def effects_in(
             identity = await identity_in(record.args, record.identity, scope)
         except (InvalidState, LimitExceeded):
             raise ImportRefused("the arguments of an effect of the export cannot be read") from None
-        row = _row(sealer, ledger, record, intent_mac(sealer, record.tool, identity))
-        await transaction.run(sql.ADD, **msgspec.structs.asdict(row))
-        ledger.add(effect_part(row.name_mac), "effect", counted(row.namespace, row.name_mac, row.execution, row.mac))
+        await add_row(transaction, ledger, _row(ledger, record, intent_mac(sealer, record.tool, identity)))
 
 
-def _row(sealer: Sealer, ledger: LockedLedger, record: EffectRecord, intent: bytes) -> WholeEffectRow:
+def _row(ledger: LockedLedger, record: EffectRecord, intent: bytes) -> WholeEffectRow:
     asked = Asked(
         record.name,
         record.tool,
@@ -175,14 +149,10 @@ def _row(sealer: Sealer, ledger: LockedLedger, record: EffectRecord, intent: byt
         "outcome": None if outcome == NOTHING else encode(outcome),
         "result": record.result,
     }
-    tags = {
-        f"{part}_member": None if plaintext is None else part_member(sealer, part, plaintext)
-        for part, plaintext in said.items()
-    }
     columns = EffectColumns(
         thread_id=ledger.thread_id,
         namespace=record.namespace,
-        name_mac=effect_name_mac(sealer, ledger.thread_id, record.namespace, record.name),
+        name_mac=effect_name_mac(ledger.sealer, ledger.thread_id, record.namespace, record.name),
         execution=record.execution,
         attempt=record.attempt,
         mode=record.mode,
@@ -204,12 +174,10 @@ def _row(sealer: Sealer, ledger: LockedLedger, record: EffectRecord, intent: byt
         approval_id=None,
         approval_position=None,
         copied=True,
-        client_share=sealer.shared,
-        **tags,  # type: ignore[arg-type]  # what is always there is never None
+        client_share=ledger.sealer.shared,
+        asked_member=b"",
+        args_member=b"",
+        outcome_member=None,
+        result_member=None,
     )
-    parts = {
-        part: None if plaintext is None else seal_part(sealer, columns, part, plaintext)
-        for part, plaintext in said.items()
-    }
-    mac = columns.proof(sealer, ledger.opened_thread.incarnation)
-    return WholeEffectRow(**msgspec.structs.asdict(columns), mac=mac, **parts)  # type: ignore[arg-type]  # as above
+    return sealed_row(ledger, columns, said)

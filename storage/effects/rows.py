@@ -1,6 +1,6 @@
 """Effects between their rows and what callers see, and changes of rows that are counted in the ledger's seal."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ from storage.errors import IntegrityFailure
 from storage.format.chain import LiveSet
 from storage.format.thread_ledgers.effect import (
     NOTHING,
+    PARTS,
     Asked,
     EffectColumns,
     Outcome,
@@ -28,11 +29,15 @@ from storage.format.thread_ledgers.seal import effect_part, member
 from storage.format.token import ThreadToken
 from storage.postgres.unit_of_work import Transaction
 from storage.statements.thread_ledgers import effects as sql
+from storage.statements.thread_ledgers import verifying as verifying_sql
 from storage.statements.thread_ledgers.effects import EffectMac, EffectRow, PlacedEffectRow, WholeEffectRow
 from storage.thread_ledgers.locked import LockedLedger
 
 _ALTERED = "the effects of this thread were changed outside the gateway"
 _ROW_BYTES = 64
+# An effect has up to 2 MiB.
+_PAGE_ROWS = 8
+_BEFORE_ALL = ("", b"", 0)
 
 
 async def check_parts(transaction: Transaction, ledger: LockedLedger, parts: Iterable[int]) -> None:
@@ -50,6 +55,52 @@ async def check_parts(transaction: Transaction, ledger: LockedLedger, parts: Ite
         await pauses.after(_ROW_BYTES)
     if any(ledger.seal.effects[part] != total for part, total in found.items()):
         raise IntegrityFailure(_ALTERED)
+
+
+async def whole_effects(transaction: Transaction, thread_id: str) -> AsyncGenerator[WholeEffectRow, None]:
+    """All effects of a thread with all that is sealed in them, as they are stored, by a few at a time.
+
+    Whether they are what a gateway wrote, and all of them, is for the caller to compare.
+    """
+    pauses, place = Pauses(), _BEFORE_ALL
+    while True:
+        rows = await transaction.fetch_all(
+            verifying_sql.EFFECTS_AFTER,
+            thread_id=thread_id,
+            after_namespace=place[0],
+            after_name=place[1],
+            after_execution=place[2],
+            limit=_PAGE_ROWS,
+        )
+        for row in rows:
+            place = (row.namespace, row.name_mac, row.execution)
+            await pauses.after(len(row.args) + len(row.result or b""))
+            yield row
+        if len(rows) < _PAGE_ROWS:
+            return
+
+
+def sealed_row(ledger: LockedLedger, columns: EffectColumns, said: Mapping[Part, bytes | None]) -> WholeEffectRow:
+    """A whole row: its parts sealed, their tags among its columns, and its MAC.
+
+    Args:
+        ledger: Of the thread that it is an effect of.
+        columns: The others of its columns; what they say of tags does not count.
+        said: The parts in their plain form; of one that is left out, or None, there is nothing.
+    """
+    sealer = ledger.sealer
+    plain = {part: said.get(part) for part in PARTS}
+    tags = {f"{part}_member": None if each is None else part_member(sealer, part, each) for part, each in plain.items()}
+    columns = msgspec.structs.replace(columns, **tags)
+    sealed = {part: None if each is None else seal_part(sealer, columns, part, each) for part, each in plain.items()}
+    mac = columns.proof(sealer, ledger.opened_thread.incarnation)
+    return WholeEffectRow(**msgspec.structs.asdict(columns), mac=mac, **sealed)  # type: ignore[arg-type]  # of `PARTS`
+
+
+async def add_row(transaction: Transaction, ledger: LockedLedger, row: WholeEffectRow) -> None:
+    """Add a row, and count it in the ledger, which the caller stores."""
+    await transaction.run(sql.ADD, **msgspec.structs.asdict(row))
+    ledger.add(effect_part(row.name_mac), "effect", _counted(row, row.mac))
 
 
 def _counted(row: EffectRow | EffectMac, mac: bytes) -> bytes:
@@ -131,22 +182,8 @@ class EffectChange:
 
     async def add(self, columns: EffectColumns, asked: Asked, args: bytes) -> WholeEffectRow:
         """Add one that is started; ``columns`` need not have the tags of what is sealed."""
-        sealer = self._ledger.sealer
-        columns = msgspec.structs.replace(
-            columns,
-            asked_member=part_member(sealer, "asked", encode(asked)),
-            args_member=part_member(sealer, "args", args),
-        )
-        row = WholeEffectRow(
-            **msgspec.structs.asdict(columns),
-            mac=columns.proof(sealer, self._ledger.opened_thread.incarnation),
-            asked=seal_part(sealer, columns, "asked", encode(asked)),
-            outcome=None,
-            args=seal_part(sealer, columns, "args", args),
-            result=None,
-        )
-        await self._transaction.run(sql.ADD, **msgspec.structs.asdict(row))
-        self._ledger.add(effect_part(row.name_mac), "effect", _counted(row, row.mac))
+        row = sealed_row(self._ledger, columns, {"asked": encode(asked), "args": args})
+        await add_row(self._transaction, self._ledger, row)
         await self._ledger.store(self._transaction, self._noted)
         return row
 

@@ -6,9 +6,10 @@ client's share nothing is opened, but all is compared. That a whole ledger was p
 """
 
 from collections.abc import Callable
+from contextlib import aclosing
 
 from crypto import KeyDestroyed, Sealer
-from storage.concurrency.turns import Pauses
+from storage.effects.rows import whole_effects
 from storage.errors import IntegrityFailure, ThreadNotFound
 from storage.format.chain import LiveSet
 from storage.format.thread_ledgers.claim import open_note
@@ -21,8 +22,6 @@ from storage.statements.thread_ledgers.effects import WholeEffectRow
 from storage.thread_ledgers.locked import LockedLedger
 from storage.verification.report import Code
 
-# An effect has up to 2 MiB.
-_PAGE_ROWS = 8
 _GONE = "sealed under a key that does not exist any more"
 
 Find = Callable[[Code, str], None]
@@ -66,25 +65,11 @@ async def _claim(transaction: Transaction, ledger: LockedLedger, find: Find) -> 
 
 async def _effects(transaction: Transaction, ledger: LockedLedger, find: Find) -> None:
     totals = [LiveSet()] * EFFECT_PARTS
-    pauses = Pauses()
-    place: tuple[str, bytes, int] = ("", b"", 0)
-    while True:
-        rows = await transaction.fetch_all(
-            sql.EFFECTS_AFTER,
-            thread_id=ledger.thread_id,
-            after_namespace=place[0],
-            after_name=place[1],
-            after_execution=place[2],
-            limit=_PAGE_ROWS,
-        )
-        for row in rows:
-            place = (row.namespace, row.name_mac, row.execution)
-            await pauses.after(len(row.args) + len(row.result or b""))
-            part = effect_part(row.name_mac)
+    async with aclosing(whole_effects(transaction, ledger.thread_id)) as rows:
+        async for row in rows:
+            part, place = effect_part(row.name_mac), (row.namespace, row.name_mac, row.execution)
             totals[part] = totals[part].add(member(ledger.sealer, "effect", counted(*place, row.mac)))
             _effect(ledger, row, find)
-        if len(rows) < _PAGE_ROWS:
-            break
     if tuple(totals) != ledger.seal.effects:
         expected, found = (sum(each.count for each in sets) for sets in (ledger.seal.effects, totals))
         find("ledger", f"the effects are not those that are counted: {expected} expected, {found} found")
