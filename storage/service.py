@@ -197,7 +197,7 @@ class Store:
         self.archives = Archives(Sealing(parts), objects, self.archive_writer, self.jobs, self.audit)
         access = Access(parts, self.archives, ArchiveViews(self.unit_of_work, objects))
         self.workers = Workers(observer, steps_folder=options.steps_folder, traceable=options.traceable)
-        self.approvals = Approvals(access, self.audit, EditWork(self.workers))
+        self.approvals = Approvals(access, EditWork(self.workers))
         self.approval_policies = ApprovalPolicies(self.unit_of_work, self.audit, self.control)
         self.consuming = Consuming(access)
         self.approvals_expiring = Expiring(access)

@@ -18,7 +18,6 @@ from uuid_utils import uuid7
 from crypto import Sealer
 from storage.access.access import Access
 from storage.administration.audit import GATEWAY_ACTOR
-from storage.approvals.events import draft_of, record
 from storage.approvals.model import (
     APPROVAL_ACTIONS_MAX,
     APPROVAL_CONTENT_BYTES_MAX,
@@ -29,6 +28,7 @@ from storage.approvals.model import (
 )
 from storage.approvals.policies import policy_for
 from storage.approvals.rows import Request, RequestedAction, ThreadApprovals, action_mac, keyed, seal_part
+from storage.approvals.telling import draft_of, record
 from storage.concurrency.computing import compute
 from storage.control.features import DECISIONS
 from storage.encoding import encode_msgpack

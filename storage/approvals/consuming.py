@@ -10,9 +10,9 @@ from typing import Final
 from uuid import UUID
 
 from storage.access.access import Access
-from storage.approvals.events import draft_of, record
 from storage.approvals.policies import policy_for
 from storage.approvals.rows import ThreadApprovals, action_mac
+from storage.approvals.telling import draft_of, record
 from storage.errors import (
     ActionChanged,
     ApprovalConsumed,

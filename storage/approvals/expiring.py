@@ -13,8 +13,8 @@ from uuid import UUID
 from crypto import CryptoError, Sealer
 from storage.access.access import Access
 from storage.administration.audit import GATEWAY_ACTOR
-from storage.approvals.events import draft_of, record
 from storage.approvals.rows import ThreadApprovals
+from storage.approvals.telling import draft_of, record
 from storage.errors import ApprovalNotFound, NotFound, StorageError
 from storage.scope import OperatorScope, Scope, TenantListing, TenantScope
 from storage.statements.rules import retention as rounds_sql

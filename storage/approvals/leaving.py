@@ -2,7 +2,7 @@
 
 from storage.access.access import Access
 from storage.administration.audit import GATEWAY_ACTOR
-from storage.approvals.events import draft_of, record
+from storage.approvals.telling import draft_of, record
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import Scope
 from storage.statements.thread_ledgers import approvals as sql

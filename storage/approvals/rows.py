@@ -1,4 +1,4 @@
-"""A thread's approvals, all of them, under the thread's lock: read, compared with the ledger's seal, and changed.
+"""A thread's approvals, all of them: read, compared with the ledger's seal, and changed under the thread's lock.
 
 Owns what is under the MACs and in the envelopes, and that each change of a row changes the seal and the number of open
 approvals in the same transaction. It decides nothing.
@@ -105,7 +105,7 @@ def open_part(sealer: Sealer, thread_id: str, approval_id: UUID, part: str, enve
 
 
 class ThreadApprovals:
-    """All approvals of a thread, whose lock is held.
+    """All approvals of a thread, whose lock is held; or, by who only looks, as they are at one moment.
 
     Attributes:
         approvals: The approvals by their ids, the oldest first.

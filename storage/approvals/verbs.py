@@ -14,10 +14,8 @@ from uuid import UUID
 
 from crypto import Sealer
 from storage.access.access import Access
-from storage.administration.audit import Audit
 from storage.approvals import deciding
 from storage.approvals.asking import args_of, hash_of
-from storage.approvals.events import draft_of
 from storage.approvals.model import (
     APPROVAL_CONTENT_BYTES_MAX,
     ActionState,
@@ -32,6 +30,7 @@ from storage.approvals.model import (
     Voter,
 )
 from storage.approvals.rows import DecidedAction, RequestedAction, ThreadApprovals, action_mac, keyed
+from storage.approvals.telling import draft_of, record
 from storage.encoding import encode_msgpack
 from storage.errors import (
     ActionChanged,
@@ -44,7 +43,6 @@ from storage.errors import (
     LimitExceeded,
     ThreadNotFound,
 )
-from storage.event_queue.model import EventType
 from storage.format.thread_ledgers.actions import approval_hash
 from storage.postgres.unit_of_work import Transaction
 from storage.scope import ClientShare, Scope, TenantListing
@@ -65,9 +63,8 @@ class EditChecks(Protocol):
 class Approvals:
     """The verbs on approvals."""
 
-    def __init__(self, access: Access, audit: Audit, edits: EditChecks | None = None) -> None:
+    def __init__(self, access: Access, edits: EditChecks | None = None) -> None:
         self._access = access
-        self._audit = audit
         self._edits = edits
 
     async def list(self, scope: Scope | TenantListing, query: ApprovalQuery) -> ApprovalPage:
@@ -112,13 +109,16 @@ class Approvals:
         """
         place = await self._place(scope, approval_id)
 
-        async def work(held: "_Held") -> ApprovalContent:
-            return await held.content()
+        async def work(held: "_Held") -> tuple[ApprovalContent, ApprovalRow]:
+            return await held.content(), held.row
 
-        content = await self._read(place, approval_id, work, share)
-        detail: dict[str, Any] = {"thread": place[1], "principal": voter.named, "withheld": content.withheld}
+        content, row = await self._found(place, approval_id, work, share, locked=False)
+        said = ("approval.opened", place[1], row)
         async with self._access.unit_of_work.begin(place[0]) as transaction:
-            await self._record(transaction, place[0], approval_id, voter, ("approval.opened", detail))
+            await record(
+                self._access, transaction, place[0], f"api-key:{voter.key_id}", said,
+                principal=voter.named, withheld=content.withheld,
+            )  # fmt: skip
         return content
 
     async def decide(
@@ -148,14 +148,12 @@ class Approvals:
 
         async def work(held: "_Held") -> Approval:
             if await held.decide(decision, voter):
-                row = held.row
-                detail: dict[str, Any] = {
-                    "thread": held.thread_id, "principal": voter.named,
-                    "asserted": voter.asserted_principal is not None,
-                    "verdicts": [each.verdict for each in decision.verdicts], "status": row.status,
-                    "mac": row.action_mac.hex(),
-                }  # fmt: skip
-                await self._changed(held, voter, "approval.decided", detail)
+                await self._changed(
+                    held, voter, "approval.decided",
+                    asserted=voter.asserted_principal is not None,
+                    verdicts=[each.verdict for each in decision.verdicts],
+                    status=held.row.status,
+                )  # fmt: skip
             return held.approval()
 
         return await self._under_lock(place, decision.approval_id, work, share)
@@ -178,8 +176,7 @@ class Approvals:
             if row.status != "pending":
                 raise held.decided()
             await held.rows.change(row, status="cancelled", decided_at=held.ledger.now)
-            detail = {"thread": held.thread_id, "principal": voter.named, "mac": row.action_mac.hex()}
-            await self._changed(held, voter, "approval.cancelled", detail, "approval.decided")
+            await self._changed(held, voter, "approval.cancelled")
             return held.approval()
 
         return await self._under_lock(place, approval_id, work)
@@ -203,38 +200,28 @@ class Approvals:
         work: Callable[["_Held"], Awaitable[T]],
         share: ClientShare | None = None,
     ) -> T:
-        scope, thread_id = place
-        await self._access.emitting.ready(scope.tenant_id)
+        await self._access.emitting.ready(place[0].tenant_id)
+        return await self._found(place, approval_id, work, share, locked=True)
 
-        async def attempt(sealer: Sealer) -> T:
-            async with self._access.unit_of_work.begin(scope) as transaction:
-                await self._access.check_keys_in(transaction, scope, sealer)
-                try:
-                    ledger = await LockedLedger.lock(transaction, sealer, thread_id, without_share=not sealer.shared)
-                except ThreadNotFound:
-                    raise ApprovalNotFound from None
-                rows = await ThreadApprovals.read(transaction, ledger)
-                if approval_id not in rows.approvals:
-                    raise ApprovalNotFound
-                return await work(_Held(scope, transaction, sealer, ledger, rows, approval_id))
-
-        return await self._access.with_existing_keys(scope, attempt, ApprovalNotFound(), share)
-
-    async def _read(
+    async def _found(
         self,
         place: tuple[Scope, str],
         approval_id: UUID,
         work: Callable[["_Held"], Awaitable[T]],
         share: ClientShare | None,
+        *,
+        locked: bool,
     ) -> T:
-        """Look at an approval as it is at one moment, compared with its seal as under the lock, and lock nothing."""
+        """Work on an approval that was compared with its seal: under its thread's lock, or as it was at one moment."""
         scope, thread_id = place
+        opening = self._access.unit_of_work.begin if locked else self._access.unit_of_work.snapshot
+        look = LockedLedger.lock if locked else LockedLedger.read
 
         async def attempt(sealer: Sealer) -> T:
-            async with self._access.unit_of_work.snapshot(scope) as transaction:
+            async with opening(scope) as transaction:
                 await self._access.check_keys_in(transaction, scope, sealer)
                 try:
-                    ledger = await LockedLedger.read(transaction, sealer, thread_id, without_share=not sealer.shared)
+                    ledger = await look(transaction, sealer, thread_id, without_share=not sealer.shared)
                 except ThreadNotFound:
                     raise ApprovalNotFound from None
                 rows = await ThreadApprovals.read(transaction, ledger)
@@ -258,7 +245,7 @@ class Approvals:
             request, _, _ = await held.rows.opened(held.row, held.sealer)
             return request.actions
 
-        actions = await self._read(place, decision.approval_id, work, share)
+        actions = await self._found(place, decision.approval_id, work, share, locked=False)
         if len(actions) != len(decision.verdicts):
             raise InvalidState(f"there is one verdict for each of {len(actions)} actions", "/verdicts")
         for position, (action, said) in enumerate(zip(actions, decision.verdicts, strict=True)):
@@ -273,22 +260,16 @@ class Approvals:
             if wrong is not None:
                 raise EditInvalid(f"the edited arguments of action {position} are not what the tool takes: {wrong}")
 
-    async def _changed(
-        self, held: "_Held", voter: Voter, action: str, detail: dict[str, Any], event: EventType | None = None
-    ) -> None:
+    async def _changed(self, held: "_Held", voter: Voter, action: str, **more: Any) -> None:
         """Write what counts an approval's change, its record, and its event, in the order of their locks."""
         await held.rows.store_open_count()
         await held.ledger.store(held.transaction, self._access.note_ledger(held.scope, held.sealer, held.thread_id))
-        await self._record(held.transaction, held.scope, held.row.approval_id, voter, (action, detail))
-        draft = draft_of(event or "approval.decided", held.scope, held.thread_id, held.row)
+        said = (action, held.thread_id, held.row)
+        await record(
+            self._access, held.transaction, held.scope, f"api-key:{voter.key_id}", said, principal=voter.named, **more
+        )
+        draft = draft_of("approval.decided", held.scope, held.thread_id, held.row)
         await self._access.emitting.of_approval(held.transaction, held.scope.tenant_id, draft)
-
-    async def _record(
-        self, transaction: Transaction, scope: Scope, approval_id: UUID, voter: Voter, said: tuple[str, dict[str, Any]]
-    ) -> None:
-        action, detail = said
-        actor, target = f"api-key:{voter.key_id}", f"approval:{approval_id}"
-        await self._audit.append(transaction, scope.tenant_id, actor, action, target, detail)
 
     async def _listed(self, transaction: Transaction, query: ApprovalQuery) -> builtins.list[Approval]:
         values = {"before": query.before, "agent": query.agent, "thread_id": query.thread_id, "limit": query.limit + 1}
