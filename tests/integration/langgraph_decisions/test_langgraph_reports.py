@@ -4,11 +4,7 @@ The reports are public issues; what they are about is in the tests' names.
 """
 
 import asyncio
-import shlex
 from contextlib import suppress
-from operator import add
-from typing import Annotated, TypedDict
-from uuid import uuid4
 
 import pytest
 from langchain_core.tools import tool
@@ -27,48 +23,8 @@ from stateroom import (
     StateroomError,
     Verdict,
 )
-from stateroom.langgraph import StateroomSaver
-from stateroom.langgraph.decisions import DecisionRules, aresume, decided, gated, resume, strict
-
-
-class State(TypedDict):
-    paid: Annotated[list, add]
-
-
-@pytest.fixture
-def keys(running_gateway):
-    lines = running_gateway.env_file.read_text().splitlines()
-    return dict(shlex.split(line)[0].split("=", 1) for line in lines)
-
-
-@pytest.fixture
-def subject():
-    return f"user-{uuid4()}"
-
-
-@pytest.fixture
-def saver(keys, subject):
-    made = StateroomSaver(
-        keys["STATEROOM_URL"], keys["STATEROOM_API_KEY"], subject=subject, agent="bank", decisions=DecisionRules()
-    )
-    with made:
-        yield made
-
-
-@pytest.fixture
-def person(keys):
-    with Client(keys["STATEROOM_URL"], keys["STATEROOM_APPROVER_KEY"], subject=None) as client:
-        yield client
-
-
-@pytest.fixture
-def config():
-    return {"configurable": {"thread_id": str(uuid4())}}
-
-
-@pytest.fixture
-def paid():
-    return []
+from stateroom.langgraph.decisions import aresume, decided, gated, resume, strict
+from tests.support.deciding_graphs import State, asked, decide, graph_of
 
 
 @pytest.fixture
@@ -85,24 +41,6 @@ def tool_that_pays(paid):
 @pytest.fixture
 def pay(saver, tool_that_pays):
     return gated(tool_that_pays, saver)
-
-
-def graph_of(node, saver):
-    builder = StateGraph(State)
-    builder.add_node("n", node)
-    builder.add_edge(START, "n")
-    return builder.compile(saver)
-
-
-def waiting(person, config):
-    """What waits in a thread, opened, by the first amount."""
-    thread = config["configurable"]["thread_id"]
-    found = [person.approvals.open(each.approval_id) for each in person.approvals.list(status="pending", thread=thread)]
-    return sorted(found, key=lambda each: each.actions[0].args["amount"])
-
-
-def decide(person, content, *verdicts):
-    return person.approvals.decide(content.approval_id, verdicts, action_hash=content.action_hash)
 
 
 def batch(*amounts):
@@ -130,7 +68,7 @@ async def test_decisions_at_once_and_resumes_at_once_do_each_step_once(keys, sav
     builder.add_conditional_edges(START, lambda _: [Send("n", {"amount": 1}), Send("n", {"amount": 2})], ["n"])
     graph = builder.compile(saver)
     await graph.ainvoke({"paid": []}, config)
-    one, two = waiting(person, config)
+    one, two = asked(person, config)
     async with AsyncClient(keys["STATEROOM_URL"], keys["STATEROOM_APPROVER_KEY"]) as people:
         said = [
             people.approvals.decide(each.approval_id, verdict, action_hash=each.action_hash)
@@ -164,7 +102,7 @@ def test_a_node_that_asks_twice_does_each_once(saver, person, config, pay, paid)
     graph = graph_of(lambda state: {"paid": [pay.invoke({"amount": each}) for each in (1, 2)]}, saver)
     graph.invoke({"paid": []}, config)
     for amount in (1, 2):
-        [content] = waiting(person, config)
+        [content] = asked(person, config)
         assert content.actions[0].args["amount"] == amount
         decide(person, content, Verdict.approve())
         resume(graph, saver, config)
@@ -177,7 +115,7 @@ def test_an_old_checkpoint_that_is_resumed_again_does_nothing_again(saver, perso
     graph.invoke({"paid": []}, config)
     asked_at = graph.get_state(config).config
     [question] = graph.get_state(config).interrupts
-    decide(person, *waiting(person, config), Verdict.approve())
+    decide(person, *asked(person, config), Verdict.approve())
     resume(graph, saver, config)
     for _ in range(2):
         told = graph.invoke(Command(resume={question.id: {"type": "approve"}}), asked_at)
@@ -204,7 +142,7 @@ def test_one_wrong_answer_in_a_batch_runs_no_other_one_twice(saver, person, conf
 
     graph = graph_of(node, saver)
     graph.invoke({"paid": []}, config)
-    [content] = waiting(person, config)
+    [content] = asked(person, config)
     with pytest.raises(EditInvalid):
         decide(person, content, Verdict.approve(), Verdict.edit({"amount": "many", "to": "bob"}))
     assert resume(graph, saver, config) is None
@@ -226,7 +164,7 @@ def test_a_rejected_call_is_not_made_by_a_program_that_thinks_otherwise_when_it_
 
     graph = graph_of(node, saver)
     graph.invoke({"paid": []}, config)
-    decide(person, *waiting(person, config), Verdict.reject("not now"))
+    decide(person, *asked(person, config), Verdict.reject("not now"))
     with pytest.raises(ApprovalRequired):
         resume(graph, saver, config)
     assert paid == []
@@ -235,7 +173,7 @@ def test_a_rejected_call_is_not_made_by_a_program_that_thinks_otherwise_when_it_
 def test_nobody_says_of_himself_that_he_is_an_approver(saver, keys, subject, person, config, pay, paid):
     graph = graph_of(lambda state: {"paid": [pay.invoke({"amount": 1200})]}, saver)
     graph.invoke({"paid": []}, config)
-    [content] = waiting(person, config)
+    [content] = asked(person, config)
     with Client(keys["STATEROOM_URL"], keys["STATEROOM_API_KEY"], subject=subject) as agent:
         for client in (agent, person):  # neither key may name anybody
             with pytest.raises(PermissionDenied):
@@ -253,7 +191,7 @@ def test_what_was_taken_back_between_its_decision_and_its_call_is_not_done(
     amounts = iter([1200, 7, 1200])
     graph = graph_of(lambda state: {"paid": [pay.invoke({"amount": next(amounts)})]}, saver)
     graph.invoke({"paid": []}, config)
-    [content] = waiting(person, config)
+    [content] = asked(person, config)
     decide(person, content, Verdict.approve())
     found = decided(graph, saver, config)  # a process reads the answer, and stands still
     graph.invoke(None, config)  # another one asks anew
@@ -266,6 +204,6 @@ def test_what_was_taken_back_between_its_decision_and_its_call_is_not_done(
 def test_a_question_that_nobody_answers_ends_by_itself(saver, person, config, pay):
     graph = graph_of(lambda state: {"paid": [pay.invoke({"amount": 1200})]}, saver)
     graph.invoke({"paid": []}, config)
-    [content] = waiting(person, config)
+    [content] = asked(person, config)
     approval = person.approvals.get(content.approval_id)
     assert 0 < (approval.expires_at - approval.created_at).total_seconds() <= 30 * 86_400

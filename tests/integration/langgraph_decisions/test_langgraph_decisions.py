@@ -2,11 +2,7 @@
 
 import asyncio
 import re
-import shlex
-from operator import add
 from pathlib import Path
-from typing import Annotated, TypedDict
-from uuid import uuid4
 
 import pytest
 from langchain_core.tools import tool
@@ -26,48 +22,9 @@ from stateroom import (
 )
 from stateroom.langgraph import StateroomSaver
 from stateroom.langgraph.decisions import DecisionRules, adecided, aresume, gated, resume
+from tests.support.deciding_graphs import State, asked, decide, graph_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "langgraph-decisions.md"
-
-
-class State(TypedDict):
-    paid: Annotated[list, add]
-
-
-@pytest.fixture
-def keys(running_gateway):
-    lines = running_gateway.env_file.read_text().splitlines()
-    return dict(shlex.split(line)[0].split("=", 1) for line in lines)
-
-
-@pytest.fixture
-def subject():
-    return f"user-{uuid4()}"
-
-
-@pytest.fixture
-def saver(keys, subject):
-    made = StateroomSaver(
-        keys["STATEROOM_URL"], keys["STATEROOM_API_KEY"], subject=subject, agent="bank", decisions=DecisionRules()
-    )
-    with made:
-        yield made
-
-
-@pytest.fixture
-def person(keys, subject):
-    with Client(keys["STATEROOM_URL"], keys["STATEROOM_APPROVER_KEY"], subject=None) as client:
-        yield client
-
-
-@pytest.fixture
-def config():
-    return {"configurable": {"thread_id": str(uuid4())}}
-
-
-@pytest.fixture
-def paid():
-    return []
+PAGE = Path(__file__).parents[3] / "docs" / "langgraph-decisions.md"
 
 
 def pay_of(paid):
@@ -83,24 +40,6 @@ def pay_of(paid):
 @pytest.fixture
 def pay(saver, paid):
     return gated(pay_of(paid), saver)
-
-
-def graph_of(node, saver=None):
-    builder = StateGraph(State)
-    builder.add_node("n", node)
-    builder.add_edge(START, "n")
-    return builder.compile(saver)
-
-
-def asked(person, config, status="pending"):
-    """What was asked in a thread, by the first amount."""
-    thread = config["configurable"]["thread_id"]
-    found = [person.approvals.open(each.approval_id) for each in person.approvals.list(status=status, thread=thread)]
-    return sorted(found, key=lambda each: each.actions[0].args["amount"])
-
-
-def decide(person, content, *verdicts):
-    return person.approvals.decide(content.approval_id, verdicts, action_hash=content.action_hash)
 
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
